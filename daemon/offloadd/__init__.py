@@ -1,0 +1,1 @@
+"""The daemon that owns the device and shares it between programs."""

@@ -1,0 +1,1 @@
+"""Control plane: sockets, sessions, queue and worker supervision; imports no torch."""

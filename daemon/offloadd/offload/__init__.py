@@ -1,0 +1,1 @@
+"""The offload engine: groups, plan, executor and accelerators."""

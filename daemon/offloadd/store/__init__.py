@@ -1,0 +1,1 @@
+"""The weight store: checkpoint index, layout and disk reader."""

@@ -1,0 +1,1 @@
+"""Device plane: the process that owns one device and runs jobs on it."""

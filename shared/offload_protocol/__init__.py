@@ -1,0 +1,1 @@
+"""What client and daemon must agree on: messages, codec, error codes, endpoints."""
