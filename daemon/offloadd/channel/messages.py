@@ -1,0 +1,144 @@
+"""Every message between the control plane and a worker, as small typed structs.
+
+Both ends are the same installation, so there is no version here. Arrays and images travel as frames
+beside the message, as on the wire; the control plane passes them on without looking inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from offload_protocol.messages import ComponentInfo, ErrorInfo, JobState, Outcome
+from offloadd.channel.specs import ModelSpec
+
+
+class ToWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """Base of what the control plane says."""
+
+
+class Register(ToWorker, frozen=True):
+    """Makes a model known. Answered with `ModelDescribed` or `ModelFailed`; loads no weights."""
+
+    spec: ModelSpec
+
+
+class LoadModel(ToWorker, frozen=True):
+    """Loads a registered model. Answered with `ModelLoaded` or `ModelFailed`."""
+
+    name: str
+
+
+class UnloadModel(ToWorker, frozen=True):
+    """Takes a model out of memory; with `forget`, it is no longer registered either."""
+
+    name: str
+    forget: bool = False
+
+
+class RunJob(ToWorker, frozen=True):
+    """Runs a job on a registered model, which is loaded first if need be."""
+
+    job: str
+    model: str
+    arguments: dict[str, Any]
+    seed: int
+
+
+class CancelJob(ToWorker, frozen=True):
+    """Ends a job at its next border; answered with `JobEnded` as a normal end is."""
+
+    job: str
+
+
+class FromWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """Base of what a worker says."""
+
+
+class DeviceReport(FromWorker, frozen=True):
+    """The device and its memory; the first one says that the worker has found its device."""
+
+    device: str
+    name: str
+    total_bytes: int
+    free_bytes: int
+    resident_bytes: int = 0
+    ring_bytes: int = 0
+    host_bytes: int = 0
+
+
+class ParameterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A keyword argument that the hosted pipeline's call takes.
+
+    `kinds` are among `bool`, `int`, `float`, `str`, `list`, `map`, `image`, `array`, `none`; an
+    empty list means that any of them may do.
+    """
+
+    name: str
+    kinds: list[str] = []
+    required: bool = False
+
+
+class ModelDescribed(FromWorker, frozen=True):
+    """What a registered model is, from its files' headers and its pipeline's signature."""
+
+    name: str
+    pipeline: str
+    dtype: str
+    offload: str
+    components: list[ComponentInfo]
+    parameters: list[ParameterInfo]
+    size_multiple: int = 8
+    """Pictures' height and width must be multiples of this."""
+
+
+class ModelLoaded(FromWorker, frozen=True):
+    """A model is ready; `offload` is what `auto` chose."""
+
+    name: str
+    offload: str
+    components: list[ComponentInfo]
+    loading_s: float
+
+
+class ModelFailed(FromWorker, frozen=True):
+    """A model cannot be described or loaded."""
+
+    name: str
+    error: ErrorInfo
+
+
+class ModelUnloaded(FromWorker, frozen=True):
+    """A model's memory has been given back."""
+
+    name: str
+
+
+class JobProgressed(FromWorker, frozen=True):
+    """A job's model loads (`loading`) or its pipeline computes (`running`)."""
+
+    job: str
+    state: JobState
+    step: int = 0
+    steps: int = 0
+
+
+class JobEnded(FromWorker, frozen=True):
+    """The end of a job, with its outcome or its error; frames belong to the outcome."""
+
+    job: str
+    outcome: Outcome | None = None
+    error: ErrorInfo | None = None
+
+
+WorkerOrder = Register | LoadModel | UnloadModel | RunJob | CancelJob
+WorkerNews = (
+    DeviceReport
+    | ModelDescribed
+    | ModelLoaded
+    | ModelFailed
+    | ModelUnloaded
+    | JobProgressed
+    | JobEnded
+)

@@ -1,0 +1,105 @@
+"""What a worker is told to host: a model's source and how its weights are to be offloaded.
+
+`model_spec` is the one place that checks the keys of a `[[models]]` entry and of `load`'s options.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from offload_protocol.errors import InvalidRequest
+
+OffloadMode = Literal["auto", "none", "model", "sequential", "group"]
+
+
+class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one component, or a whole pipeline, is offloaded.
+
+    The parameters below `mode` belong to `group` and mean what they mean in
+    `diffusers.hooks.apply_group_offloading`.
+    """
+
+    mode: OffloadMode = "auto"
+    offload_type: Literal["block_level", "leaf_level"] | None = None
+    num_blocks_per_group: int | None = None
+    non_blocking: bool | None = None
+    use_stream: bool | None = None
+    record_stream: bool | None = None
+    low_cpu_mem_usage: bool | None = None
+    offload_to_disk_path: str | None = None
+    block_modules: list[str] | None = None
+    exclude_kwargs: list[str] | None = None
+
+    def group_parameters(self) -> dict[str, Any]:
+        """The parameters of `group` that were set, by their names in diffusers."""
+        return {
+            name: value
+            for name in self.__struct_fields__
+            if name != "mode" and (value := getattr(self, name)) is not None
+        }
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One hosted model. `source` is a directory with `model_index.json`, or `builtin:shapes`."""
+
+    name: str
+    source: str
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    variant: str | None = None
+    offload: OffloadSpec = OffloadSpec()
+    components: dict[str, OffloadSpec] = {}
+    """Settings for single components, by name; the others follow `offload`."""
+    preload: bool = False
+
+
+_GROUP_ONLY = "belongs to `group`"
+
+
+def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
+    """Check `options` (keys as in a `[[models]]` entry) and give the spec.
+
+    `offload` may be a mode's name or a map with `mode` and its parameters; so may each entry of
+    `components`. Raises `InvalidRequest` that names the key.
+    """
+    if not name or len(name) > 200 or any(character.isspace() for character in name):
+        raise InvalidRequest(
+            f"{name[:200]!r} is not a model name", hint="use 1 to 200 characters without spaces"
+        )
+    data = dict(options, name=name, source=source)
+    if "offload" in data:
+        data["offload"] = _offload_data(data["offload"])
+    if isinstance(data.get("components"), dict):
+        data["components"] = {key: _offload_data(item) for key, item in data["components"].items()}
+    try:
+        spec = msgspec.convert(data, ModelSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            f"model {name!r} has a setting that is not known or not of its type: {error}",
+            hint=f"known keys: {', '.join(ModelSpec.__struct_fields__)}",
+        ) from None
+    for place, offload in [("offload", spec.offload), *spec.components.items()]:
+        _check_offload(name, place, offload)
+    return spec
+
+
+def _offload_data(value: Any) -> Any:
+    return {"mode": value} if isinstance(value, str) else value
+
+
+def _check_offload(name: str, place: str, offload: OffloadSpec) -> None:
+    parameters = offload.group_parameters()
+    if parameters and offload.mode != "group":
+        raise InvalidRequest(
+            f"model {name!r}: {', '.join(parameters)} of {place} {_GROUP_ONLY}, "
+            f"not to {offload.mode!r}",
+            hint='set mode = "group" beside it',
+        )
+    if offload.num_blocks_per_group is not None and offload.num_blocks_per_group < 1:
+        raise InvalidRequest(f"model {name!r}: num_blocks_per_group of {place} is below 1")
+    if offload.record_stream and not offload.use_stream:
+        raise InvalidRequest(
+            f"model {name!r}: record_stream of {place} needs use_stream",
+            hint="set use_stream = true, or leave record_stream out",
+        )

@@ -1,0 +1,25 @@
+"""Bounds on what a peer may send; the daemon announces them in its hello and enforces them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one message may hold. Clients check before they send, the daemon checks again."""
+
+    max_body_bytes: int = 1 << 20
+    """The msgpack body of one message."""
+    max_frames: int = 256
+    """Array and image frames beside the body."""
+    max_frame_bytes: int = 512 << 20
+    """One frame; a longer one makes the transport drop the connection."""
+    max_message_bytes: int = 1 << 30
+    """All frames of one message."""
+    max_depth: int = 16
+    """Nesting of lists and maps in arguments."""
+    max_text_chars: int = 65_536
+    """One string, prompts included."""
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,240 @@
+"""Every message that client and daemon exchange, as small typed structs.
+
+A message is a msgpack map (its `op` or `type` says which) followed by frames for arrays and images.
+Unknown fields are ignored, so that either side may be newer; unknown operations are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from offload_protocol.limits import Limits
+
+PROTOCOL_VERSION = 1
+
+JobState = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
+"""`queued` waits its turn, `loading` waits for its model, the last three are final."""
+
+FINAL_STATES: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
+
+
+# --- client to daemon ---------------------------------------------------------------------------
+
+
+class Request(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op", tag=str.lower
+):
+    """Base of all requests; `rid` is the client's own number, repeated in the answer."""
+
+    rid: int
+
+
+class Hello(Request, frozen=True):
+    """First message of a connection. `session` is random and survives reconnects."""
+
+    version: int
+    session: str
+    program: str = ""
+    client_version: str = ""
+
+
+class Ping(Request, frozen=True):
+    """Asks for an empty answer."""
+
+
+class Submit(Request, frozen=True):
+    """Queues a job. Saying the same id with the same request again has no further effect.
+
+    `arguments` are keyword arguments of the hosted pipeline's call; arrays and images among them
+    are references to frames (see `values`). Without `seed` the daemon draws one and reports it.
+    """
+
+    job: str
+    model: str
+    arguments: dict[str, Any] = {}
+    seed: int | None = None
+    priority: int = 0
+    queue_timeout_s: float | None = None
+    run_timeout_s: float | None = None
+
+
+class Fetch(Request, frozen=True):
+    """Asks for a job's state, and for its result if it is done; attaches this client to it."""
+
+    job: str
+
+
+class Taken(Request, frozen=True):
+    """Says that the job's result has arrived, so that the daemon may forget it."""
+
+    job: str
+
+
+class Cancel(Request, frozen=True):
+    """Ends a job, whatever its state; answers with the state it has now."""
+
+    job: str
+
+
+class Jobs(Request, frozen=True):
+    """Asks for the list of jobs that this client may see."""
+
+
+class Stats(Request, frozen=True):
+    """Asks for the daemon's statistics."""
+
+
+class Models(Request, frozen=True):
+    """Asks for the list of hosted models."""
+
+
+class Load(Request, frozen=True):
+    """Hosts a model. Without `source` an already known model is loaded now.
+
+    `options` are the keys of a `[[models]]` entry other than `name` and `source`.
+    """
+
+    name: str
+    source: str | None = None
+    options: dict[str, Any] = {}
+
+
+class Unload(Request, frozen=True):
+    """Takes a model out of memory; one that came by `Load` is forgotten as well."""
+
+    name: str
+
+
+REQUESTS: dict[str, type[Request]] = {
+    request.__name__.lower(): request for request in Request.__subclasses__()
+}
+
+
+# --- daemon to client ---------------------------------------------------------------------------
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it travels; `code` is one of `errors.ErrorCode`."""
+
+    code: str
+    message: str
+    hint: str = ""
+    details: dict[str, Any] = {}
+
+
+class Answer(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower
+):
+    """Base of all messages from the daemon."""
+
+
+class Reply(Answer, frozen=True):
+    """The answer to the request `rid`."""
+
+    rid: int
+    result: dict[str, Any] = {}
+
+
+class Error(Answer, frozen=True):
+    """The refusal of the request `rid`; `rid` is null where the message could not be read."""
+
+    rid: int | None
+    error: ErrorInfo
+
+
+class Progress(Answer, frozen=True):
+    """Sent while a job waits, loads and runs; may be dropped when the client reads too slowly."""
+
+    job: str
+    state: JobState
+    position: int | None = None
+    """Place in the queue, 1 is next; only while queued."""
+    step: int = 0
+    steps: int = 0
+    """As the pipeline's own progress bar counts; `steps` is 0 while unknown."""
+
+
+class Finished(Answer, frozen=True):
+    """The end of a job: exactly one of `outcome` and `error` is set. Never dropped."""
+
+    job: str
+    state: JobState
+    outcome: Outcome | None = None
+    error: ErrorInfo | None = None
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds a job spent waiting, waiting for its model to load, and computing."""
+
+    queued_s: float = 0.0
+    loading_s: float = 0.0
+    running_s: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job made. `outputs` maps the pipeline's output names to values (see `values`)."""
+
+    outputs: dict[str, Any]
+    seeds: list[int]
+    """The seed of each picture of the batch; each can be made again alone from its own."""
+    timings: Timings = Timings()
+    peak_device_bytes: int = 0
+    moved_bytes: int = 0
+    """Bytes of weights that were copied to the device for this job."""
+
+
+# --- results of requests ------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `hello`."""
+
+    version: int
+    daemon_version: str
+    instance: str
+    """Changes whenever the daemon starts anew."""
+    limits: Limits
+
+
+class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `submit`, `fetch`, `cancel` and each row of `jobs`."""
+
+    job: str
+    model: str
+    state: JobState
+    program: str = ""
+    position: int | None = None
+    step: int = 0
+    steps: int = 0
+    submitted_at: float = 0.0
+    """Seconds since the epoch."""
+    timings: Timings = Timings()
+    mine: bool = True
+
+
+class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One component of a hosted model and where its bytes are."""
+
+    name: str
+    kind: str = ""
+    bytes: int = 0
+    resident_bytes: int = 0
+    streamed_bytes: int = 0
+    host_bytes: int = 0
+    offload: str = ""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Each row of `models`, and the result of `load`."""
+
+    name: str
+    source: str = ""
+    pipeline: str = ""
+    state: Literal["registered", "loading", "ready", "failed"] = "registered"
+    offload: str = ""
+    dtype: str = ""
+    bytes: int = 0
+    components: list[ComponentInfo] = []
+    error: ErrorInfo | None = None
