@@ -1,0 +1,160 @@
+"""A whole diffusers pipeline on disk, weighed without loading: components, weight files, bytes.
+
+Needs no torch, so that a source is refused before a worker spends a second on it. What it returns
+has had every weight file's header checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offloadd.store.index.checkpoint import (
+    CheckpointIndex,
+    list_directory,
+    no_weights,
+    read_checkpoint,
+)
+from offloadd.store.index.content import HEAD_BYTES, recognise
+from offloadd.store.index.naming import choose_weights
+from offloadd.store.index.strict_json import parse_object
+from offloadd.store.index.weight_file import read_small_file, refuse
+
+MODEL_INDEX_NAME = "model_index.json"
+_INDEX_LIMIT_BYTES = 10_000_000
+_WEIGHTLESS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "Extractor")
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentFiles:
+    """One component; `checkpoint` is None for what has no weights (tokenizers, schedulers)."""
+
+    name: str
+    library: str
+    class_name: str
+    directory: Path
+    checkpoint: CheckpointIndex | None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.checkpoint.size_bytes if self.checkpoint else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFiles:
+    """A pipeline's directory; components in the order of model_index.json."""
+
+    directory: Path
+    class_name: str
+    components: tuple[ComponentFiles, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(component.size_bytes for component in self.components)
+
+
+def inspect_pipeline(directory: Path, *, variant: str | None = None) -> PipelineFiles:
+    """Read model_index.json and every component's headers.
+
+    A component without the variant is taken in its plain form, as diffusers does. Raises
+    `ModelLoadFailed` when the directory is no pipeline, a component or a weight file is missing
+    or unsound, or no component at all has the variant.
+    """
+    path = directory / MODEL_INDEX_NAME
+    if not directory.is_dir():
+        raise refuse(directory, "is not a directory", "give the directory of a diffusers pipeline")
+    if not path.exists() and not path.is_symlink():
+        raise refuse(
+            directory,
+            f"is not a diffusers pipeline: it has no {MODEL_INDEX_NAME}",
+            "give the directory that save_pretrained of a pipeline wrote",
+            kind="not_a_pipeline",
+            expected=MODEL_INDEX_NAME,
+            found=list_directory(directory)[:20],
+        )
+    index = _read_index(path)
+    components = tuple(
+        _component(path, name, value, variant)
+        for name, value in index.items()
+        if not name.startswith("_") and _is_component(value)
+    )
+    if variant is not None and not any(
+        component.checkpoint and component.checkpoint.variant for component in components
+    ):
+        raise refuse(
+            directory,
+            f"has no component with the variant {variant!r}",
+            "leave the variant out, or download the files of that variant",
+            kind="missing_variant",
+            expected=variant,
+        )
+    return PipelineFiles(directory, _class_name(path, index), components)
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    text = read_small_file(path, _INDEX_LIMIT_BYTES)
+    imposter = recognise(text[:HEAD_BYTES], len(text))
+    if imposter is not None:
+        raise refuse(path, imposter.problem, imposter.hint, kind=imposter.kind, found=len(text))
+    try:
+        return parse_object(text)
+    except ValueError as error:
+        raise refuse(
+            path, f"is not a sound pipeline index: {error}", "download it again", kind="bad_index"
+        ) from None
+
+
+def _class_name(path: Path, index: dict[str, Any]) -> str:
+    name = index.get("_class_name")
+    # A pipeline of a community repository is written [module, class].
+    if isinstance(name, list) and len(name) == 2:
+        name = name[1]
+    if not isinstance(name, str) or not name:
+        raise refuse(path, "names no pipeline class (_class_name)", "download it again")
+    return name
+
+
+def _is_component(value: Any) -> bool:
+    # Settings of the pipeline (booleans, numbers) stand beside the components, and a component
+    # that was left out is [null, null].
+    return (
+        isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
+    )
+
+
+def _component(
+    index_path: Path, name: str, value: list[str], variant: str | None
+) -> ComponentFiles:
+    library, class_name = value
+    if not name.isidentifier():
+        raise refuse(
+            index_path,
+            f"names a component {name!r}, which is not a plain name",
+            "use a pipeline whose components are folders of its own directory",
+            kind="unsafe_reference",
+            found=name,
+        )
+    directory = index_path.parent / name
+    if not directory.is_dir():
+        raise refuse(
+            directory,
+            f"is not there, although {MODEL_INDEX_NAME} lists the component {name!r} ({class_name})",
+            "the download did not finish; repeat it",
+            kind="missing_component",
+            expected=name,
+        )
+    checkpoint = _weights(directory, class_name, variant)
+    return ComponentFiles(name, library, class_name, directory, checkpoint)
+
+
+def _weights(directory: Path, class_name: str, variant: str | None) -> CheckpointIndex | None:
+    if class_name.endswith(_WEIGHTLESS):
+        return None
+    names = list_directory(directory)
+    if choose_weights(names, variant) is not None:
+        return read_checkpoint(directory, variant=variant)
+    # Every module of diffusers and transformers is saved with config.json beside its weights.
+    if "config.json" in names:
+        raise no_weights(directory, names)
+    return None
