@@ -139,7 +139,7 @@ def _component(
     if not directory.is_dir():
         raise refuse(
             directory,
-            f"is not there, although {MODEL_INDEX_NAME} lists the component {name!r} ({class_name})",
+            f"is not there, although {MODEL_INDEX_NAME} lists {name!r} ({class_name})",
             "the download did not finish; repeat it",
             kind="missing_component",
             expected=name,

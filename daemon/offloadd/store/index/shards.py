@@ -32,9 +32,7 @@ def read_shard_index(path: Path) -> Mapping[str, str]:
     try:
         index = parse_object(text)
     except ValueError as error:
-        raise refuse(
-            path, f"is not a sound shard index: {error}", _HINT, kind="bad_index"
-        ) from None
+        raise refuse(path, f"is no sound shard index: {error}", _HINT, kind="bad_index") from None
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise refuse(path, "has no weight_map that names tensors", _HINT, kind="bad_index")

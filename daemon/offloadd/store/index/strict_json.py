@@ -28,6 +28,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is a JSON {type(value).__name__}, not an object")
+    _refuse_half_characters(text, value)
     return value
 
 
@@ -40,6 +41,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise ValueError(f"the key {key!r} appears twice")
             seen.add(key)
     return found
+
+
+def _refuse_half_characters(text: bytes, value: dict[str, Any]) -> None:
+    # An escaped lone surrogate is a Python string that can be neither printed nor sent.
+    if b"\\ud" not in text.lower():
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair") from None
 
 
 def _refuse_constant(word: str) -> Any:

@@ -61,6 +61,8 @@ def read_weight_file(path: Path) -> FileContents:
     try:
         with closing(_open(path)) as raw:
             return _read(path, raw)
+    except BadHeader as error:
+        raise _bad_header(path, error) from None
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -79,6 +81,8 @@ def read_small_file(path: Path, limit_bytes: int) -> bytes:
                     found=size,
                 )
             return _exactly(raw, size)
+    except BadHeader as error:
+        raise _bad_header(path, error) from None
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -119,12 +123,9 @@ def _read(path: Path, raw: FileIO) -> FileContents:
             expected=imposter.expected_bytes,
             found=size,
         )
-    try:
-        length = header_length(head, size)
-        raw.seek(LENGTH_BYTES)
-        header = parse_header(_exactly(raw, length), size)
-    except BadHeader as error:
-        raise _bad_header(path, error) from None
+    length = header_length(head, size)
+    raw.seek(LENGTH_BYTES)
+    header = parse_header(_exactly(raw, length), size)
     return _contents(IndexedFile(path, identity), header)
 
 
@@ -195,8 +196,8 @@ def _unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
 
 def _missing(path: Path) -> ModelLoadFailed:
     if path.is_symlink():
-        target = os.readlink(path)
-        blob = "blobs" in Path(target).parts
+        target = path.readlink()
+        blob = "blobs" in target.parts
         what = "the hub cache's blob" if blob else "a file"
         return refuse(
             path,
@@ -205,7 +206,7 @@ def _missing(path: Path) -> ModelLoadFailed:
             if blob
             else "restore the file that the link points to",
             kind="dangling_link",
-            expected=target,
+            expected=str(target),
         )
     return refuse(
         path, "is not there", "check the path, or download the model again", kind="missing"
