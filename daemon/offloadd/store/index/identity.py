@@ -50,3 +50,7 @@ class FileIdentity:
     def same_state(self, other: FileIdentity) -> bool:
         """Nothing was written and nothing about the file was changed since."""
         return self.same_content_clock(other) and self.ctime_ns == other.ctime_ns
+
+    def relabelled(self, other: FileIdentity) -> bool:
+        """Links, mode or owner differ: reasons for a new change time that leave bytes alone."""
+        return (self.links, self.mode, self.owner) != (other.links, other.mode, other.owner)
