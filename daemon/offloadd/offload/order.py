@@ -51,16 +51,6 @@ class StepOrder(Generic[Key]):
         return max(0, len(self._known) - self._next)
 
     @property
-    def recorded_length(self) -> int:
-        """How many positions the step under way has had so far."""
-        return len(self._seen)
-
-    @property
-    def remaining(self) -> int:
-        """How many positions of the known order are still to come in the step under way."""
-        return len(self._known) - self._next
-
-    @property
     def diverged(self) -> bool:
         """Whether the step under way has left the known order."""
         return self._diverged
