@@ -61,7 +61,7 @@ class Submit(Request, frozen=True):
 
 
 class Fetch(Request, frozen=True):
-    """Asks for a job's state, and for its result if it is done; attaches this client to it."""
+    """Asks for a job's state, and for its `Finished` if it has ended; attaches this client to it."""
 
     job: str
 
@@ -214,6 +214,12 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     mine: bool = True
 
 
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `jobs`, oldest first."""
+
+    jobs: list[JobInfo]
+
+
 class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One component of a hosted model and where its bytes are."""
 
@@ -227,7 +233,7 @@ class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Each row of `models`, and the result of `load`."""
+    """Each row of `models`, and the result of `load` and `unload`."""
 
     name: str
     source: str = ""
@@ -238,3 +244,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     components: list[ComponentInfo] = []
     error: ErrorInfo | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `models`, by name."""
+
+    models: list[ModelInfo]

@@ -62,6 +62,36 @@ def unpack(data: Any, frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) 
     return _unpack(data, frames, limits, depth=0, place="value")
 
 
+def check(data: Any, frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> None:
+    """Raise what `unpack` would raise, without building an array or an image.
+
+    So the control plane can refuse a request at once and needs neither numpy nor Pillow.
+    """
+    _check(data, frames, limits, depth=0, place="value")
+
+
+def _check(data: Any, frames: Sequence[Frame], limits: Limits, depth: int, place: str) -> None:
+    if data is None or isinstance(data, bool):
+        return
+    if isinstance(data, (int, float, str)):
+        _checked_scalar(data, limits, place)
+    elif isinstance(data, list):
+        _check_depth(depth, limits, place)
+        for index, item in enumerate(data):
+            _check(item, frames, limits, depth + 1, f"{place}[{index}]")
+    elif isinstance(data, dict):
+        _check_depth(depth, limits, place)
+        if "$array" in data:
+            _checked_array(data, frames, place)
+        elif "$image" in data:
+            _checked_image(data, frames, place)
+        else:
+            for key, item in data.items():
+                _check(item, frames, limits, depth + 1, f"{place}.{_checked_key(key, place)}")
+    else:
+        raise InvalidRequest(f"{place} is of a kind that arguments cannot have")
+
+
 def _pack(value: Any, frames: list[Frame], limits: Limits, depth: int, place: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
@@ -162,9 +192,9 @@ def _pack_image(image: Image.Image, frames: list[Frame]) -> dict[str, Any]:
     return {"$image": len(frames) - 1, "mode": image.mode, "size": list(image.size)}
 
 
-def _unpack_array(data: dict[str, Any], frames: Sequence[Frame], place: str) -> Any:
-    import numpy as np
-
+def _checked_array(
+    data: dict[str, Any], frames: Sequence[Frame], place: str
+) -> tuple[str, list[int], Frame]:
     dtype, shape = data.get("dtype"), data.get("shape")
     if not isinstance(dtype, str) or dtype not in ARRAY_DTYPES:
         raise InvalidRequest(f"{place} is an array of unknown dtype {str(dtype)[:40]!r}")
@@ -173,14 +203,21 @@ def _unpack_array(data: dict[str, Any], frames: Sequence[Frame], place: str) -> 
     expected = math.prod(sizes) * ARRAY_DTYPES[dtype]
     if len(frame) != expected:
         raise InvalidRequest(f"{place} needs a frame of {expected} bytes, it has {len(frame)}")
+    return dtype, sizes, frame
+
+
+def _unpack_array(data: dict[str, Any], frames: Sequence[Frame], place: str) -> Any:
+    import numpy as np
+
+    dtype, sizes, frame = _checked_array(data, frames, place)
     array = np.frombuffer(frame, dtype=np.dtype(dtype).newbyteorder("<")).reshape(sizes)
     array.flags.writeable = False
     return array
 
 
-def _unpack_image(data: dict[str, Any], frames: Sequence[Frame], place: str) -> Any:
-    from PIL import Image
-
+def _checked_image(
+    data: dict[str, Any], frames: Sequence[Frame], place: str
+) -> tuple[str, tuple[int, int], Frame]:
     mode = data.get("mode")
     if not isinstance(mode, str) or mode not in IMAGE_MODES:
         raise InvalidRequest(f"{place} is an image of unknown mode {str(mode)[:40]!r}")
@@ -191,7 +228,14 @@ def _unpack_image(data: dict[str, Any], frames: Sequence[Frame], place: str) -> 
     expected = size[0] * size[1] * IMAGE_MODES[mode]
     if len(frame) != expected:
         raise InvalidRequest(f"{place} needs a frame of {expected} bytes, it has {len(frame)}")
-    return Image.frombytes(mode, (size[0], size[1]), bytes(frame))
+    return mode, (size[0], size[1]), frame
+
+
+def _unpack_image(data: dict[str, Any], frames: Sequence[Frame], place: str) -> Any:
+    from PIL import Image
+
+    mode, size, frame = _checked_image(data, frames, place)
+    return Image.frombytes(mode, size, bytes(frame))
 
 
 def _frame(index: Any, frames: Sequence[Frame], place: str) -> Frame:
