@@ -1,0 +1,134 @@
+"""How a group's bytes come into a region: by DMA from host memory, or read from disk in place.
+
+Promises: after `Load.wait` whatever is put on the compute queue sees the whole group; after
+`Load.settle` nothing but the transfer queue, in its order, can still write to the region.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from offloadd.offload.accelerator.interface import Accelerator, Event
+from offloadd.offload.host_memory import view_of
+from offloadd.offload.tier import Region
+from offloadd.store.source import WeightSource
+
+
+class Load(Protocol):
+    """A group on its way into a region, or there."""
+
+    @property
+    def region(self) -> Region: ...
+
+    def wait(self) -> float:
+        """Order compute after the group's arrival; gives the seconds that the host waited.
+
+        Raises StorageFailed if the bytes could not be read.
+        """
+        ...
+
+    def settle(self) -> None:
+        """See to it that the region can be given back, whether or not the group has arrived."""
+        ...
+
+    def duration_s(self) -> float | None:
+        """How long the bytes took to come; None while that is not known."""
+        ...
+
+
+class Loader(Protocol):
+    """Brings the bytes of one component."""
+
+    def start(self, start_bytes: int, stop_bytes: int, region: Region) -> Load:
+        """Begin to fill the region with that range of the component's extent."""
+        ...
+
+
+@dataclass(slots=True)
+class DmaLoad:
+    """A copy on the transfer queue; `ready` is recorded behind it."""
+
+    region: Region
+    accelerator: Accelerator
+    begun: Event
+    ready: Event
+
+    def wait(self) -> float:
+        self.accelerator.compute_queue().wait(self.ready)
+        return 0.0
+
+    def settle(self) -> None:
+        # The region's next writer comes behind this copy on the same queue.
+        return
+
+    def duration_s(self) -> float | None:
+        return self.begun.elapsed_s(self.ready) if self.ready.query() else None
+
+
+class DmaLoader:
+    """Copies from the component's extent in host memory."""
+
+    def __init__(self, accelerator: Accelerator, extent: torch.Tensor) -> None:
+        self._accelerator = accelerator
+        self._extent = extent
+
+    def start(self, start_bytes: int, stop_bytes: int, region: Region) -> Load:
+        queue = self._accelerator.transfer_queue
+        for last_use in region.after:
+            queue.wait(last_use)
+        begun = self._accelerator.event(timed=True)
+        begun.record(queue)
+        self._accelerator.copy(region.tensor, self._extent[start_bytes:stop_bytes])
+        ready = self._accelerator.event(timed=True)
+        ready.record(queue)
+        return DmaLoad(region, self._accelerator, begun, ready)
+
+
+@dataclass(slots=True)
+class ReadLoad:
+    """A read that reader threads make into the region itself."""
+
+    region: Region
+    future: Future[int]
+    begun_s: float
+    clock: Callable[[], float]
+    finished_s: float | None = None
+
+    def wait(self) -> float:
+        if self.future.done():
+            self.future.result()
+            return 0.0
+        began_s = self.clock()
+        self.future.result()
+        return self.clock() - began_s
+
+    def settle(self) -> None:
+        if not self.future.cancel():
+            concurrent.futures.wait([self.future])
+
+    def duration_s(self) -> float | None:
+        return None if self.finished_s is None else self.finished_s - self.begun_s
+
+
+class ReadLoader:
+    """Reads from the component's source into memory that the host can address."""
+
+    def __init__(
+        self, source: WeightSource, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._source = source
+        self._clock = clock
+
+    def start(self, start_bytes: int, stop_bytes: int, region: Region) -> Load:
+        begun_s = self._clock()
+        future = self._source.read(start_bytes, stop_bytes, view_of(region.tensor))
+        load = ReadLoad(region, future, begun_s, self._clock)
+        future.add_done_callback(lambda _: setattr(load, "finished_s", self._clock()))
+        return load
