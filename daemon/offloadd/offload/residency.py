@@ -20,8 +20,8 @@ EXHAUSTIVE_GROUPS = 8
 RING_DEPTHS = (1, 2, 3, 4, 6)
 """Ring sizes, in largest streamed groups, for which spread candidates are made."""
 
-MINIMUM_EFFORT = 50_000
-EFFORT_PER_POSITION = 300
+MINIMUM_EFFORT = 40_000
+EFFORT_PER_POSITION = 200
 """Simulated positions that a search may cost."""
 
 GOOD_ENOUGH = 1.002
@@ -87,6 +87,8 @@ class _Search:
     effort: int
     floor_s: float
     answers: dict[frozenset[int], Answer] = field(default_factory=dict)
+    unexplored: dict[frozenset[int], float] = field(default_factory=dict)
+    known: set[frozenset[int]] = field(default_factory=set)
     best: Answer | None = None
 
     @property
@@ -97,10 +99,13 @@ class _Search:
 
     def judge(self, resident: frozenset[int]) -> None:
         """Simulate a candidate unless it is known, does not fit, or cannot win."""
-        if resident in self.answers or not self.question.fits(resident):
+        if resident in self.known or not self.question.fits(resident):
             return
+        self.known.add(resident)
+        self.effort -= len(self.question.order)
         work = self.question.work(resident)
         if self.best is not None and work.bound_s >= self.best.step_s:
+            self.unexplored[resident] = work.bound_s
             return
         answer: Answer | None = None
         for ring in ring_sizes(self.question, resident):
@@ -110,6 +115,7 @@ class _Search:
                 answer = Answer(resident, ring, step_s)
         assert answer is not None
         self.answers[resident] = answer
+        self.unexplored[resident] = answer.step_s
         if self.best is None or answer.step_s < self.best.step_s:
             self.best = answer
 
@@ -157,14 +163,17 @@ def _floor_s(question: Question, active: Sequence[int]) -> float:
         uses[group] += 1
     saving_s = {group: uses[group] * question.copy_s[group] for group in active}
     room = question.room_bytes
+    sizes = [question.sizes_bytes[group] for group in active]
+    if sum(sizes) > room:
+        # Something is streamed, and the ring takes at least that much of the room.
+        room -= min(sizes)
     left_s = sum(saving_s.values())
     ranked = sorted(active, key=lambda group: -saving_s[group] / question.sizes_bytes[group])
     for group in ranked:
         part = min(1.0, room / question.sizes_bytes[group])
         left_s -= part * saving_s[group]
         room -= question.sizes_bytes[group]
-        if room <= 0:
-            break
+        room = max(0, room)
     return max(sum(question.compute_s), left_s)
 
 
@@ -244,15 +253,22 @@ def _filled(
 
 
 def _improve(state: _Search, active: Sequence[int]) -> None:
-    """Move to the best neighbour until none is better or the effort is spent."""
-    while state.best is not None and not state.is_over:
-        start = state.best
-        for neighbour in _neighbours(start.resident, active):
+    """Try the neighbours of the best candidate whose neighbours are untried, again and again.
+
+    Going on from the second best once the best has no better neighbour leaves local optima behind,
+    which uneven groups have many of.
+    """
+    while state.unexplored and not state.is_over:
+        start = min(state.unexplored, key=lambda resident: state.unexplored[resident])
+        del state.unexplored[start]
+        best = state.best
+        for neighbour in _neighbours(start, active):
             if state.is_over:
                 return
             state.judge(neighbour)
-        if state.best is start:
-            return
+            if state.best is not best:
+                # The rest of these neighbours are left out: those of the better one come first.
+                break
 
 
 def _neighbours(resident: frozenset[int], active: Sequence[int]) -> Iterator[frozenset[int]]:
