@@ -1,0 +1,102 @@
+"""Every event that the engine records or waits for is needed, and the simulated device says so.
+
+Compute on the simulated device is eager, so values alone could not show a missing wait for the last
+use of memory. The happens-before record must: each place in the engine that records an event or
+waits for one is switched off in turn, and the record has to complain.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from offload.rig import rig, simulated_device
+from offload.tiny_models import TINY_MODELS
+
+import offloadd.offload
+from offloadd.offload.accelerator.simulated import SimulatedEvent, SimulatedQueue
+from offloadd.offload.groups import GroupOptions
+
+Site = tuple[str, str, str]
+"""An edge: module and function of the engine that calls, and what it calls."""
+
+ENGINE = str(Path(offloadd.offload.__file__).parent)
+FAMILY = TINY_MODELS["sd3"]
+
+EDGES: tuple[Site, ...] = (
+    ("tier.py", "_take", "record"),
+    ("tier.py", "release", "record"),
+    ("tier.py", "_order_release", "record"),
+    ("tier.py", "_order_release", "wait"),
+    ("transfers.py", "start", "record"),
+    ("transfers.py", "start", "wait"),
+    ("transfers.py", "wait", "wait"),
+)
+"""All edges that order memory; `test_every_edge_is_known` keeps the list whole."""
+
+BORDERS = {("executor.py", "_mark_border", "record")}
+"""Events that only the host waits for: they bound how far it runs ahead, and order no memory."""
+
+
+def _exercise(directory: Path) -> tuple[list[str], list[torch.Tensor]]:
+    """Stream, keep some groups, shrink the ring, send residents away; gives hazards and outputs."""
+    device = simulated_device(seed=3)
+    module = FAMILY.build()
+    outputs = []
+    with rig(device, directory) as streamed, device.watched():
+        component = streamed.stream("a", module, GroupOptions(small_limit_bytes=4096))
+        outputs += [FAMILY.run(module, FAMILY.example_inputs()) for _ in range(2)]
+        sizes = component.grouping.sizes_bytes()
+        for keep, ring_groups in (({0, 1, 2}, 3), ({4, 5}, 1), (set(), 2)):
+            streamed.executor.configure("a", frozenset(keep), ring_groups * max(sizes))
+            outputs += [FAMILY.run(module, FAMILY.example_inputs()) for _ in range(2)]
+        streamed.executor.configure("a", frozenset(), max(sizes))
+        component.detach()
+    return [str(hazard) for hazard in device.hazards], outputs
+
+
+def _intercept(monkeypatch: pytest.MonkeyPatch, decide: Callable[[Site], bool]) -> None:
+    """Ask `decide` about each call of `record` and `wait` whether it may happen."""
+    for kind, name in ((SimulatedEvent, "record"), (SimulatedQueue, "wait")):
+        original = getattr(kind, name)
+
+        def patched(self: Any, other: Any, *, original: Any = original, name: str = name) -> None:
+            caller = sys._getframe(1).f_code
+            site = (Path(caller.co_filename).name, caller.co_name, name)
+            if not caller.co_filename.startswith(ENGINE) or decide(site):
+                original(self, other)
+
+        monkeypatch.setattr(kind, name, patched)
+
+
+def test_with_all_events_nothing_races(tmp_path: Path) -> None:
+    resident = FAMILY.build()
+    expected = FAMILY.run(resident, FAMILY.example_inputs())
+    hazards, outputs = _exercise(tmp_path)
+    assert hazards == []
+    assert all(torch.equal(output, expected) for output in outputs)
+
+
+def test_every_edge_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[Site] = set()
+
+    def remember(site: Site) -> bool:
+        seen.add(site)
+        return True
+
+    _intercept(monkeypatch, remember)
+    _exercise(tmp_path)
+    assert seen - BORDERS - {site for site in seen if site[0] == "trace.py"} == set(EDGES)
+
+
+@pytest.mark.parametrize("edge", EDGES, ids="-".join)
+def test_an_edge_that_is_left_out_is_caught(
+    edge: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _intercept(monkeypatch, lambda site: site != edge)
+    hazards, _ = _exercise(tmp_path)
+    assert hazards, f"the engine lost {edge} and nothing was noticed"
