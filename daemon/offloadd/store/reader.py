@@ -23,7 +23,7 @@ from offloadd.store.scatter import scatter
 
 SMALLEST_CHUNK_BYTES = 1024 * 1024
 DEFAULT_CHUNK_BYTES = 8 * 1024 * 1024
-DEFAULT_THREADS = 4
+DEFAULT_THREADS = 8
 
 
 class DiskReader:
