@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
+from offloadd.offload.absent import AbsentWeight
 from offloadd.store.layout import TensorSpec
 
 Kind = Literal["parameter", "buffer"]
@@ -76,8 +77,9 @@ def owned_tensors(module: nn.Module) -> tuple[OwnedTensor, ...]:
     owned: list[OwnedTensor] = []
     by_object: dict[int, OwnedTensor] = {}
     storages: dict[int, list[tuple[torch.Tensor, OwnedTensor]]] = {}
-    for path, attribute, kind, tensor in _places(module):
-        known = by_object.get(id(tensor))
+    for path, attribute, kind, placed in _places(module):
+        tensor = _inspectable(placed)
+        known = by_object.get(id(placed))
         if known is not None:
             known.aliases.append((path, attribute))
             continue
@@ -87,13 +89,13 @@ def owned_tensors(module: nn.Module) -> tuple[OwnedTensor, ...]:
         twin = _twin(name, tensor, sharing)
         if twin is not None:
             twin.aliases.append((path, attribute))
-            by_object[id(tensor)] = twin
+            by_object[id(placed)] = twin
             continue
         size_bytes = tensor.numel() * tensor.element_size()
         spec = TensorSpec(name, _dtype_name(tensor.dtype), tuple(tensor.shape))
         record = OwnedTensor(path, attribute, kind, spec, size_bytes)
         owned.append(record)
-        by_object[id(tensor)] = record
+        by_object[id(placed)] = record
         sharing.append((tensor, record))
     return tuple(owned)
 
@@ -107,6 +109,14 @@ def _places(module: nn.Module) -> Iterator[tuple[str, str, Kind, torch.Tensor]]:
         for attribute, buffer in child._buffers.items():
             if buffer is not None:
                 yield path, attribute, "buffer", buffer
+
+
+def _inspectable(tensor: torch.Tensor) -> torch.Tensor:
+    """An absent weight as the meta parameter that it is, so that looking at it fetches nothing."""
+    if not isinstance(tensor, AbsentWeight):
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return nn.Parameter(tensor.as_subclass(torch.Tensor), requires_grad=False)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
