@@ -1,1 +1,70 @@
-"""The Python client of offloadd; imports no torch."""
+"""The Python client of offloadd; imports no torch.
+
+    from offload_client import Client
+
+    with Client() as client:
+        result = client.generate("shapes", "a red circle on a white background", seed=7)
+        result.image.save("red.png")
+
+`AsyncClient` is the same for asyncio. Every error is an `OffloadError`; `offload_protocol.errors`
+shows the tree.
+"""
+
+from offload_client.client import Client
+from offload_client.job import Job
+from offload_client.results import Progress, Result
+from offload_protocol.errors import (
+    Busy,
+    Cancelled,
+    DeadlineExceeded,
+    ErrorCode,
+    IdConflict,
+    InternalError,
+    InvalidRequest,
+    ModelLoadFailed,
+    OffloadError,
+    OutOfMemory,
+    ProtocolMismatch,
+    ShuttingDown,
+    StorageFailed,
+    TimedOut,
+    TooLarge,
+    Unauthorized,
+    UnknownJob,
+    UnknownModel,
+    Unreachable,
+    WorkerCrashed,
+)
+from offload_protocol.messages import ComponentInfo, JobInfo, JobState, ModelInfo, Timings
+
+__all__ = [
+    "Busy",
+    "Cancelled",
+    "Client",
+    "ComponentInfo",
+    "DeadlineExceeded",
+    "ErrorCode",
+    "IdConflict",
+    "InternalError",
+    "InvalidRequest",
+    "Job",
+    "JobInfo",
+    "JobState",
+    "ModelInfo",
+    "ModelLoadFailed",
+    "OffloadError",
+    "OutOfMemory",
+    "Progress",
+    "ProtocolMismatch",
+    "Result",
+    "ShuttingDown",
+    "StorageFailed",
+    "TimedOut",
+    "Timings",
+    "TooLarge",
+    "Unauthorized",
+    "UnknownJob",
+    "UnknownModel",
+    "Unreachable",
+    "WorkerCrashed",
+]

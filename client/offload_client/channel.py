@@ -1,0 +1,148 @@
+"""The only ZeroMQ socket of a client: moves frames between a session and the wire, never blocking.
+
+The monitor of the socket tells the session of connections made and lost, which ZeroMQ would hide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import Any
+
+import zmq
+
+from offload_client.session import Session
+from offload_protocol.limits import DEFAULT_LIMITS
+
+HEARTBEAT_INTERVAL_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 6_000
+"""A daemon that is stopped, or a network that is cut, is noticed after these two together."""
+PEER_TTL_MS = 10_000
+LINGER_MS = 200
+"""How long a closed channel may still push out its last words, such as a cancel."""
+RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
+HANDSHAKE_MS = 5_000
+ZERO_COPY_BYTES = 1 << 16
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_names = itertools.count()
+
+
+class Channel:
+    """A DEALER socket and its monitor, tied to one session. One thread at a time may use it."""
+
+    def __init__(self, endpoint: str, session: Session) -> None:
+        self._session = session
+        context = zmq.Context.instance()
+        self._socket: Any = context.socket(zmq.DEALER)
+        self._monitor: Any = context.socket(zmq.PAIR)
+        try:
+            self._configure(endpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, endpoint: str) -> None:
+        options = {
+            # Messages wait in our outbox until there is a connection: after a loss the session
+            # decides what is said again, and nothing old is sent to a new daemon.
+            zmq.IMMEDIATE: 1,
+            zmq.LINGER: LINGER_MS,
+            zmq.RECONNECT_IVL: RECONNECT_MS,
+            zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
+            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_INTERVAL_MS,
+            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.HEARTBEAT_TTL: PEER_TTL_MS,
+            zmq.MAXMSGSIZE: DEFAULT_LIMITS.max_message_bytes,
+            zmq.IPV6: 1,
+        }
+        for option, value in options.items():
+            self._socket.setsockopt(option, value)
+        # ZeroMQ's own thread would block on a full monitor, so it has no limit.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        address = f"inproc://offload-client-{next(_names)}"
+        self._socket.monitor(address, _EVENTS)
+        self._monitor.connect(address)
+        self._socket.connect(endpoint)
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Descriptors that become readable, edge-triggered, when `pump` may have work."""
+        return int(self._socket.fileno()), int(self._monitor.fileno())
+
+    def pump(self, now: float) -> bool:
+        """Move all that can move now; returns whether anything arrived.
+
+        Using a ZeroMQ socket takes its edge-triggered signal away, so the end is reached only when
+        a whole round moved nothing.
+        """
+        arrived = False
+        while True:
+            received = self._hear_of_connections(now) | self._receive_all(now)
+            arrived |= received
+            self._session.tick(now)
+            if not self._send_all() and not received:
+                return arrived
+
+    def poll(self, wake_fd: int, timeout_s: float | None) -> None:
+        """Block until `pump` may have work, `wake_fd` is readable, or the time is over."""
+        wanted = zmq.POLLIN | (zmq.POLLOUT if self._session.outbox else 0)
+        timeout_ms = -1 if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
+        zmq.zmq_poll(
+            [(self._socket, wanted), (self._monitor, zmq.POLLIN), (wake_fd, zmq.POLLIN)],
+            timeout_ms,
+        )
+
+    def close(self) -> None:
+        """Give the sockets back; what was sent has `LINGER_MS` to leave."""
+        self._socket.monitor(None, 0)
+        self._monitor.close()
+        self._socket.close()
+
+    def _hear_of_connections(self, now: float) -> bool:
+        heard = False
+        while True:
+            try:
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return heard
+            heard = True
+            (number,) = struct.unpack_from("=H", event)
+            if number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._session.connection_made(now)
+            elif number == zmq.EVENT_DISCONNECTED:
+                self._session.connection_lost(now)
+
+    def _receive_all(self, now: float) -> bool:
+        received = False
+        # An interrupt may have struck between two parts; the rest of that message is useless.
+        while self._socket.getsockopt(zmq.RCVMORE):
+            self._socket.recv(zmq.NOBLOCK)
+        while True:
+            try:
+                body = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return received
+            received = True
+            frames = [body]
+            while self._socket.getsockopt(zmq.RCVMORE):
+                frames.append(self._socket.recv(zmq.NOBLOCK, copy=False).buffer)
+            self._session.receive(frames, now)
+
+    def _send_all(self) -> bool:
+        sent = False
+        outbox = self._session.outbox
+        while outbox and self._session.connected:
+            try:
+                self._socket.send_multipart(outbox[0], zmq.NOBLOCK, copy=_is_small(outbox[0]))
+            except zmq.Again:
+                return sent
+            outbox.popleft()
+            sent = True
+        return sent
+
+
+def _is_small(frames: list[Any]) -> bool:
+    return sum(len(frame) for frame in frames) < ZERO_COPY_BYTES
