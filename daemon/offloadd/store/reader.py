@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from offload_protocol.errors import InternalError, OffloadError
 from offloadd.store.open_file import OpenFile
+from offloadd.store.prefault import prefault
 from offloadd.store.read_plan import BLOCK_BYTES, Chunk, Segment, fair_chunk_bytes, plan_chunks
 from offloadd.store.read_queue import ReadQueue, ReadRequest
 from offloadd.store.scatter import scatter
@@ -24,6 +25,7 @@ from offloadd.store.scatter import scatter
 SMALLEST_CHUNK_BYTES = 1024 * 1024
 DEFAULT_CHUNK_BYTES = 8 * 1024 * 1024
 DEFAULT_THREADS = 8
+_PREFAULT_FROM_BYTES = 64 * 1024
 
 
 class DiskReader:
@@ -140,6 +142,8 @@ def _read_chunk(request: ReadRequest, chunk: Chunk, bounce: NDArray[np.uint8]) -
         cursor += vector.size_bytes
     file.read(buffers, chunk.start_bytes, chunk.needed_bytes)
     for copy in divided.copies:
+        if copy.size_bytes >= _PREFAULT_FROM_BYTES:
+            prefault(address + copy.into_bytes, copy.size_bytes)
         # numpy lets go of the interpreter lock for all but the smallest of these.
         target[copy.into_bytes : copy.into_bytes + copy.size_bytes] = bounce[
             copy.bounce_bytes : copy.bounce_bytes + copy.size_bytes
