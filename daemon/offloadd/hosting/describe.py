@@ -1,0 +1,130 @@
+"""What a model is and how its weights will be kept, found out without loading any of them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offload_protocol.messages import ComponentInfo
+from offloadd.channel.messages import ModelDescribed, ParameterInfo
+from offloadd.channel.specs import ModelSpec
+from offloadd.hosting.auto import choose_offload
+from offloadd.hosting.classes import component_class, pipeline_class
+from offloadd.hosting.dtypes import choose_dtype, dtype_name, loaded_bytes
+from offloadd.hosting.offload_plan import Plan, check_settings, make_plan
+from offloadd.hosting.signatures import Parameter, call_parameters
+from offloadd.hosting.sources import source_directory
+from offloadd.store.index import PipelineFiles, inspect_pipeline
+from offloadd.store.index.strict_json import parse_object
+from offloadd.store.index.weight_file import read_small_file, refuse
+
+_CONFIG_LIMIT_BYTES = 10_000_000
+_DEFAULT_MULTIPLE = 8
+"""What the pipelines of diffusers demand whatever their autoencoder does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A checked model: its files, its dtype, what its call takes, its components' loaded bytes."""
+
+    spec: ModelSpec
+    files: PipelineFiles
+    dtype: torch.dtype
+    parameters: Mapping[str, Parameter]
+    takes_generator: bool
+    size_multiple: int
+    component_bytes: Mapping[str, int]
+
+    def plan(self, free_device_bytes: int, free_host_bytes: int, on_cpu: bool) -> Plan:
+        """How each component is to be offloaded, given the memory that is free now."""
+        auto = choose_offload(self.component_bytes, free_device_bytes, free_host_bytes, on_cpu)
+        return make_plan(self.spec, self.component_bytes, auto)
+
+    def message(self) -> ModelDescribed:
+        """The answer to `Register`."""
+        return ModelDescribed(
+            name=self.spec.name,
+            pipeline=self.files.class_name,
+            dtype=dtype_name(self.dtype),
+            offload=self.spec.offload.mode,
+            components=[
+                ComponentInfo(
+                    name=one.name,
+                    kind=one.class_name,
+                    bytes=self.component_bytes.get(one.name, 0),
+                    offload=self._offload_name(one.name),
+                )
+                for one in self.files.components
+            ],
+            parameters=[
+                ParameterInfo(name=one.name, kinds=list(one.kinds), required=one.required)
+                for one in self.parameters.values()
+            ],
+            size_multiple=self.size_multiple,
+        )
+
+    def _offload_name(self, component: str) -> str:
+        if component not in self.component_bytes:
+            return ""
+        return self.spec.components.get(component, self.spec.offload).mode
+
+
+def describe(spec: ModelSpec, on_cpu: bool) -> Description:
+    """Find and check a model's files, classes and settings.
+
+    Raises `ModelLoadFailed` for a source that cannot be hosted, `InvalidRequest` for settings that
+    do not fit the model or the device, `StorageFailed` for a disk that cannot be read.
+    """
+    files = inspect_pipeline(source_directory(spec.source), variant=spec.variant)
+    kind = pipeline_class(files.class_name)
+    for component in files.components:
+        component_class(component.name, component.library, component.class_name)
+    weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
+    check_settings(spec, weighty, on_cpu)
+    dtype = choose_dtype(spec.dtype, weighty.values(), on_cpu)
+    return Description(
+        spec=spec,
+        files=files,
+        dtype=dtype,
+        parameters=call_parameters(kind),
+        takes_generator="generator" in inspect.signature(kind.__call__).parameters,
+        size_multiple=_size_multiple(files),
+        component_bytes={name: loaded_bytes(one, dtype) for name, one in weighty.items()},
+    )
+
+
+def _size_multiple(files: PipelineFiles) -> int:
+    configs = {one.name: _config(one.directory) for one in files.components if one.checkpoint}
+    autoencoder = configs.get("vae") or configs.get("vqvae") or configs.get("movq") or {}
+    factor = _shrinking(autoencoder)
+    patch = configs.get("transformer", {}).get("patch_size") or 1
+    # Flux and its kin write 1 there and pack 2 x 2 latents into one token themselves.
+    packs = files.class_name.startswith(("Flux", "QwenImage", "Chroma")) and patch == 1
+    patch = 2 if packs else patch
+    return math.lcm(_DEFAULT_MULTIPLE, factor * (patch if isinstance(patch, int) else 1))
+
+
+def _shrinking(autoencoder: Mapping[str, Any]) -> int:
+    for name in ("scale_factor_spatial", "spatial_compression_ratio"):
+        if isinstance(autoencoder.get(name), int):
+            return int(autoencoder[name])
+    for name in ("block_out_channels", "encoder_block_out_channels", "dim_mult"):
+        widths = autoencoder.get(name)
+        if isinstance(widths, list) and 1 <= len(widths) <= 10:
+            return int(2 ** (len(widths) - 1))
+    return 1
+
+
+def _config(directory: Any) -> dict[str, Any]:
+    path = directory / "config.json"
+    if not path.exists():
+        return {}
+    try:
+        return parse_object(read_small_file(path, _CONFIG_LIMIT_BYTES))
+    except ValueError as error:
+        raise refuse(path, f"is not a sound configuration: {error}", "download it again") from None

@@ -1,0 +1,76 @@
+"""Starts a worker: `python -m offloadd.worker --channel-fd N --device auto|cpu|cuda:N`.
+
+The channel is listened to before torch is imported, so that the process ends with its control
+plane whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import re
+import signal
+import socket
+from collections.abc import Sequence
+
+from offloadd.channel.framing import ChannelClosed, WorkerEnd
+from offloadd.worker.exits import CHANNEL_CLOSED, NO_DEVICE
+from offloadd.worker.journal_log import start_log
+from offloadd.worker.orders import Orders
+from offloadd.worker.receiver import end_process, start_receiver
+
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run until the channel closes or the device fails; never returns normally."""
+    options = _parse(arguments)
+    start_log()
+    # Ctrl-C at a terminal reaches the whole process group; stopping is the control plane's to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
+    orders = Orders()
+    start_receiver(channel, orders)
+
+    from offloadd.worker.device import DeviceMissing, find_device, report
+
+    try:
+        device = find_device(options.device)
+        _log.info("found device=%s name=%r", device.torch_device, device.name)
+        # Said before the model libraries are imported, which takes several times as long as torch.
+        channel.send(report(device, resident_bytes=0))
+    except DeviceMissing as error:
+        _log.error("no device: %s", error)
+        end_process(NO_DEVICE)
+    except ChannelClosed:
+        end_process(CHANNEL_CLOSED)
+
+    from offloadd.worker.device_thread import DeviceThread
+
+    DeviceThread(channel, orders, device).run()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="offloadd.worker", description=__doc__)
+    parser.add_argument("--channel-fd", type=int, required=True, help="connected socket to use")
+    parser.add_argument("--device", type=_device_choice, default="auto", help="auto, cpu or cuda:N")
+    return parser.parse_args(arguments)
+
+
+def _device_choice(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of auto, cpu, cuda:N")
+    return text
+
+
+def _die_with_parent() -> None:
+    # The channel is the first line of defence; this one also holds while a C call keeps the
+    # interpreter's lock, so that no Python thread could notice the close.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()

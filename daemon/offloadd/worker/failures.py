@@ -1,0 +1,112 @@
+"""From whatever a pipeline raises to a coded error, and the faults that no process survives.
+
+An exception holds, through its traceback, every tensor of the frames it passed; what is made here
+holds only text, so that the memory goes back as soon as the exception is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from types import TracebackType
+
+import torch
+
+from offload_protocol.errors import (
+    InternalError,
+    InvalidRequest,
+    OffloadError,
+    OutOfMemory,
+    StorageFailed,
+)
+from offload_protocol.sizes import format_size
+
+_CPU_OUT_OF_MEMORY = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
+_CUDA_NEEDED = re.compile(r"Tried to allocate ([\d.]+) (\w+)")
+_UNITS_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_STICKY = re.compile(
+    r"CUDA error|HIP error|device-side assert|illegal memory access|unspecified launch failure"
+    r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED"
+)
+_SHAPES = re.compile(r"shape|size of tensor|dimension|mat1 and mat2|expected input", re.IGNORECASE)
+_DIFFUSERS_OWN_CODE = re.compile(r"[/\\]diffusers[/\\](pipelines|image_processor|video_processor)")
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether the device's context is poisoned, so that only a new process can go on.
+
+    Out of memory is not: the allocator refuses before anything is launched.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or _is_cuda_alloc_failure(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and _STICKY.search(str(error)) is not None
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation on the device or the host was refused."""
+    return (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or _CPU_OUT_OF_MEMORY.search(str(error)) is not None
+        or _is_cuda_alloc_failure(error)
+    )
+
+
+def to_offload_error(error: Exception, free_bytes: int, device: str) -> OffloadError:
+    """The coded error for an exception from a pipeline; `free_bytes` is the device's, now."""
+    if isinstance(error, OffloadError):
+        return error
+    if is_out_of_memory(error):
+        return _out_of_memory(error, free_bytes, device)
+    if isinstance(error, OSError):
+        return StorageFailed(f"reading weights failed: {sentence(error)}")
+    if _is_about_arguments(error):
+        return InvalidRequest(
+            f"the pipeline refused the arguments: {sentence(error)}",
+            hint="the sentence is the pipeline's own; see its documentation",
+        )
+    return InternalError(
+        f"the pipeline failed with {type(error).__name__}: {sentence(error)}",
+        hint="the daemon's log has the trace",
+    )
+
+
+def sentence(error: BaseException) -> str:
+    """The exception's text as one line of at most 500 characters."""
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+def _out_of_memory(error: BaseException, free_bytes: int, device: str) -> OutOfMemory:
+    needed = _needed_bytes(str(error))
+    asked = f" while {format_size(needed)} more were asked for" if needed else ""
+    return OutOfMemory(
+        f"{device} ran out of memory{asked}; {format_size(free_bytes)} are free now",
+        hint="draw smaller or fewer pictures, or host the model with offload = model or group",
+        details={"needed_bytes": needed, "free_bytes": free_bytes, "device": device},
+    )
+
+
+def _needed_bytes(text: str) -> int:
+    if match := _CPU_OUT_OF_MEMORY.search(text):
+        return int(match[1])
+    if match := _CUDA_NEEDED.search(text):
+        return int(float(match[1]) * _UNITS_BYTES.get(match[2], 0))
+    return 0
+
+
+def _is_cuda_alloc_failure(error: BaseException) -> bool:
+    return "CUBLAS_STATUS_ALLOC_FAILED" in str(error) or "CUDA error: out of memory" in str(error)
+
+
+def _is_about_arguments(error: Exception) -> bool:
+    if isinstance(error, (ValueError, TypeError, AssertionError)):
+        return _raised_in_pipeline_code(error.__traceback__)
+    return isinstance(error, RuntimeError) and _SHAPES.search(str(error)) is not None
+
+
+def _raised_in_pipeline_code(trace: TracebackType | None) -> bool:
+    # A check of the pipeline itself speaks about the request; the same exception from deeper down
+    # may be anybody's fault.
+    frames = traceback.extract_tb(trace)
+    return bool(frames) and _DIFFUSERS_OWN_CODE.search(frames[-1].filename) is not None

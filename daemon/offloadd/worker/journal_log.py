@@ -1,0 +1,54 @@
+"""The worker's log: one line per event on stderr, as journald and a terminal both like it.
+
+Warnings of the model libraries come through in the same form; their progress bars and the notes
+that this process causes by design do not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+
+_BY_DESIGN = re.compile(
+    r"requires torchvision \(not installed\)"
+    r"|was created on 'cpu' even though"  # noise is drawn on the CPU on purpose
+)
+
+
+def start_log(level: int = logging.INFO) -> None:
+    """Send this process's log to stderr; call it before any model library is imported."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine(f"%(levelname)s worker[{os.getpid()}] %(name)s: %(message)s"))
+    handler.addFilter(_is_news)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    warnings.simplefilter("default")
+    # Read by the libraries when they are imported.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def quieten_libraries() -> None:
+    """Route the logs of diffusers and transformers into ours; call it once they are imported."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for library in (diffusers_logging, transformers_logging):
+        library.disable_progress_bar()
+        library.disable_default_handler()
+        library.enable_propagation()
+        library.set_verbosity_warning()
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", "\n\t")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return _BY_DESIGN.search(record.getMessage()) is None
