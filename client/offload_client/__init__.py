@@ -10,6 +10,10 @@
 shows the tree.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from offload_client.client import Client
 from offload_client.job import Job
 from offload_client.results import Progress, Result
@@ -37,7 +41,13 @@ from offload_protocol.errors import (
 )
 from offload_protocol.messages import ComponentInfo, JobInfo, JobState, ModelInfo, Timings
 
+if TYPE_CHECKING:
+    from offload_client.aio import AsyncClient
+    from offload_client.aio_job import AsyncJob
+
 __all__ = [
+    "AsyncClient",
+    "AsyncJob",
     "Busy",
     "Cancelled",
     "Client",
@@ -68,3 +78,16 @@ __all__ = [
     "Unreachable",
     "WorkerCrashed",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # asyncio alone takes longer to import than all the rest; plain programs go without.
+    if name == "AsyncClient":
+        from offload_client.aio import AsyncClient
+
+        return AsyncClient
+    if name == "AsyncJob":
+        from offload_client.aio_job import AsyncJob
+
+        return AsyncJob
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ class Pump:
         self._wake: io.FileIO | None = None
 
     def open(self) -> None:
-        """Get the descriptor with which a waiting leader is woken; a file, so that it cannot leak."""
+        """Get the descriptor that wakes a waiting leader; a file object, so that it cannot leak."""
         self._wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
 
     @contextmanager
@@ -104,8 +104,9 @@ class Pump:
         except BaseException:
             # An interrupt may have swallowed a message: after a new hello all that is open is
             # said again, and what was lost comes once more.
-            if self._core.session.ready:
-                self._core.session.connection_made(time.monotonic())
+            session = self._core.peek()
+            if session is not None and session.ready:
+                session.connection_made(time.monotonic())
             raise
         finally:
             self._led = False

@@ -35,9 +35,10 @@ def obstacle(endpoint: str, timeout_s: float) -> str | None:
 
 def unreachable(choice: EndpointChoice, reason: str, timeout_s: float) -> Unreachable:
     """The error that names every place that was tried and what was found at the last."""
-    tried = ", ".join(choice.tried)
+    others = [place for place in choice.tried if not place.endswith(choice.endpoint)]
+    also = f" (looked at {', '.join(others)} before)" if others else ""
     return Unreachable(
-        f"no daemon answers at {choice.endpoint}: {reason} (tried {tried})",
+        f"no daemon answers at {choice.endpoint}: {reason}{also}",
         hint=START_HINT,
         details={
             "endpoint": choice.endpoint,
