@@ -144,7 +144,7 @@ def _twin(
         if _view(tensor) == _view(other):
             return record
         other_start, other_stop = _reach(other)
-        if start < other_stop and other_start < stop:
+        if max(start, other_start) < min(stop, other_stop):
             raise _refusal(name, f"shares part of its memory with `{record.name}`")
     return None
 
