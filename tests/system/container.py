@@ -10,15 +10,17 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
 BOOT_LIMIT_S = 90.0
 STOP_LIMIT_S = 30.0
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class CannotBoot(Exception):
@@ -32,7 +34,11 @@ class Container:
     leader: int
 
     def run(
-        self, *command: str, user: str = "root", limit_s: float = 60.0, **environment: str
+        self,
+        *command: str,
+        user: str = "root",
+        limit_s: float = 60.0,
+        environment: Mapping[str, str] = NOTHING,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in it, with a clean environment, and wait for it; never raises for rc."""
         inside = ["/usr/bin/env", "-i", f"PATH={_PATH}", "LANG=C.UTF-8"]
@@ -48,9 +54,15 @@ class Container:
             check=False,
         )
 
-    def call(self, *command: str, user: str = "root", limit_s: float = 60.0, **env: str) -> str:
+    def call(
+        self,
+        *command: str,
+        user: str = "root",
+        limit_s: float = 60.0,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> str:
         """What a command that has to succeed writes to stdout."""
-        done = self.run(*command, user=user, limit_s=limit_s, **env)
+        done = self.run(*command, user=user, limit_s=limit_s, environment=environment)
         assert done.returncode == 0, f"{command} gave {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -159,8 +171,3 @@ def _comes_true(holds: Callable[[], bool], limit_s: float) -> bool:
             return False
         time.sleep(0.1)
     return True
-
-
-def bound(paths: Sequence[tuple[str, Path]]) -> dict[str, Path]:
-    """Those of the paths that are there, by their place in the container."""
-    return {target: source for target, source in paths if source.exists()}
