@@ -24,7 +24,7 @@ MERGED_RATIO = 4
 """Groups under one reader are merged up to this many times the largest group."""
 
 SMALL_READ_BYTES = 1024 * 1024
-"""A weight that is read where no hook fires becomes a leftover up to this size."""
+"""A weight whose own module is called past its hooks becomes a leftover up to this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +93,42 @@ def regroup(grouping: Grouping, reads: Iterable[StrayRead]) -> Grouping:
     """
     drafts = [GroupDraft(group.name, group.tensors, group.anchors) for group in grouping.groups]
     leftovers = list(grouping.leftovers)
+    anchors_then = {
+        place: group.anchors
+        for group in grouping.groups
+        for tensor in group.tensors
+        for place in tensor.places
+    }
     for read in reads:
-        _serve(read, drafts, leftovers)
+        found = _find(read.place, drafts)
+        if found is None:
+            continue
+        if read.reader is None or read.reader in anchors_then[read.place]:
+            # No hook fires where this is read: outside every forward, or in one that is called
+            # past its hooks. There a large weight is better fetched again each time.
+            if read.reader is None or found[1].size_bytes <= SMALL_READ_BYTES:
+                _evict(*found, drafts, leftovers)
+        elif read.reader not in drafts[found[0]].anchors:
+            _serve(read.reader, *found, drafts, leftovers)
     return assemble(grouping.layout, drafts, leftovers)
 
 
-def _serve(read: StrayRead, drafts: list[GroupDraft], leftovers: list[TensorRef]) -> None:
-    found = _find(read.place, drafts)
-    if found is None:
-        return
-    index, tensor = found
+def _serve(
+    reader: str,
+    index: int,
+    tensor: TensorRef,
+    drafts: list[GroupDraft],
+    leftovers: list[TensorRef],
+) -> None:
+    """Let the reader's forward acquire the tensor, or keep the tensor where it is always found."""
     draft = drafts[index]
-    reader = read.reader
-    if reader is None:
-        _evict(index, tensor, drafts, leftovers)
-    elif reader in draft.anchors:
-        # Its forward was called without its hooks. A large weight is better loaded again each time.
-        if tensor.size_bytes <= SMALL_READ_BYTES:
-            _evict(index, tensor, drafts, leftovers)
+    others = [other for other in drafts if other is not draft and _meets(other, reader)]
+    if not others:
+        drafts[index] = GroupDraft(draft.name, draft.tensors, (*draft.anchors, reader))
+    elif _can_merge([draft, *others], reader, drafts):
+        _merge([draft, *others], reader, drafts)
     else:
-        others = [other for other in drafts if other is not draft and _meets(other, reader)]
-        if not others:
-            drafts[index] = GroupDraft(draft.name, draft.tensors, (*draft.anchors, reader))
-        elif _can_merge([draft, *others], reader, drafts):
-            _merge([draft, *others], reader, drafts)
-        else:
-            _evict(index, tensor, drafts, leftovers)
+        _evict(index, tensor, drafts, leftovers)
 
 
 def _find(place: Place, drafts: list[GroupDraft]) -> tuple[int, TensorRef] | None:
