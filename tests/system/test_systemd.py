@@ -69,8 +69,11 @@ def test_the_daemons_user_may_open_devices_and_has_no_login(container: Container
     assert shell.endswith("nologin")
 
 
-def test_only_the_daemon_reads_the_configuration(container: Container) -> None:
-    assert container.call("stat", "-c", "%a %U %G", "/etc/offloadd").strip() == "750 root offloadd"
+def test_the_environment_with_its_token_is_closed_even_to_members(container: Container) -> None:
+    container.call("sh", "-c", "echo HF_TOKEN=secret >/etc/offloadd/environment")
+    container.call("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/offloadd.conf")
+    assert container.run("cat", "/etc/offloadd/environment", user=MEMBER).returncode == 1
+    assert container.run("ls", "/etc/offloadd", user=MEMBER).returncode == 0
 
 
 def test_a_member_of_the_group_draws_through_the_service(running: Container) -> None:
