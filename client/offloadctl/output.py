@@ -1,0 +1,125 @@
+"""How answers reach the user: tables on a terminal, plain columns in a pipe, one JSON object.
+
+rich is loaded only where it is seen, on a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offload_client import Result
+from offload_protocol.errors import OffloadError
+from offload_protocol.sizes import format_duration, format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts under headings; a column whose heading starts with `>` stands to the right."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def names(self) -> list[str]:
+        """The headings as they are shown."""
+        return [heading.removeprefix(">") for heading in self.headings]
+
+
+def print_json(data: Any) -> None:
+    """The one JSON object of a command."""
+    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Tables for a person; an empty one is left out, unless it is the only one."""
+    shown = [table for table in tables if table.rows] or list(tables[:1])
+    if sys.stdout.isatty():
+        _print_rich(shown)
+    else:
+        sys.stdout.write("\n".join(plain_text(table, titled=len(shown) > 1) for table in shown))
+
+
+def print_line(text: str) -> None:
+    """One line on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def print_error(error: OffloadError) -> None:
+    """An error for a person, with what to do about it."""
+    sys.stderr.write(f"offloadctl: {error.message}\n")
+    if error.hint:
+        sys.stderr.write(f"            {error.hint}\n")
+
+
+def error_data(code: str, message: str, hint: str = "", details: Any = None) -> dict[str, Any]:
+    """An error as a JSON object."""
+    return {
+        "error": {"code": code, "message": message, "hint": hint, "details": dict(details or {})}
+    }
+
+
+def result_data(result: Result, files: Sequence[str]) -> dict[str, Any]:
+    """What `generate` says as JSON."""
+    timings = result.timings
+    return {
+        "job": result.job,
+        "model": result.model,
+        "files": list(files),
+        "seed": result.seed,
+        "seeds": list(result.seeds),
+        "timings": {
+            "queued_s": timings.queued_s,
+            "loading_s": timings.loading_s,
+            "running_s": timings.running_s,
+        },
+        "peak_device_bytes": result.peak_device_bytes,
+        "moved_bytes": result.moved_bytes,
+    }
+
+
+def result_line(result: Result, files: Sequence[str]) -> str:
+    """What `generate` says to a person."""
+    facts = [f"seed {result.seed}", f"drawn in {format_duration(result.timings.running_s)}"]
+    if result.timings.queued_s + result.timings.loading_s >= 0.5:
+        waited_s = result.timings.queued_s + result.timings.loading_s
+        facts.append(f"waited {format_duration(waited_s)}")
+    if result.peak_device_bytes:
+        facts.append(f"{format_size(result.peak_device_bytes)} on the device")
+    return f"{', '.join(files) or 'picture'}: {', '.join(facts)}"
+
+
+def plain_text(table: Table, *, titled: bool) -> str:
+    """Columns parted by two spaces, for a pipe."""
+    lines = [table.names, *table.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.headings))]
+    text = [f"# {table.title}"] if titled else []
+    for line in lines:
+        cells = [
+            cell.rjust(width) if heading.startswith(">") else cell.ljust(width)
+            for cell, width, heading in zip(line, widths, table.headings, strict=True)
+        ]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text) + "\n"
+
+
+def _print_rich(tables: Sequence[Table]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console()
+    for table in tables:
+        view = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for heading in table.headings:
+            justify = "right" if heading.startswith(">") else "left"
+            view.add_column(heading.removeprefix(">"), justify=justify, overflow="fold")  # type: ignore[arg-type]
+        for row in table.rows:
+            # Text, so that brackets in a prompt or a path are not taken for markup.
+            view.add_row(*(Text(cell) for cell in row))
+        console.print(view)

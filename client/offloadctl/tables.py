@@ -1,0 +1,178 @@
+"""Turns the daemon's answers into tables; pure, and forgiving of keys that a daemon leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from offload_client import JobInfo, ModelInfo
+from offload_protocol.sizes import format_duration, format_size
+from offloadctl.output import Table
+
+RUNNING_STATES = ("loading", "running")
+
+
+def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
+    """Everything that `stats` says."""
+    return [
+        _daemon_table(stats),
+        _devices_table(stats.get("devices", ())),
+        _store_table(stats.get("store", {})),
+        _stats_models_table(stats.get("models", ())),
+        _counts_table("queue", stats.get("queue", {})),
+        _counts_table("jobs", stats.get("jobs", {})),
+        _rows_table("workers", stats.get("workers", ())),
+        _rows_table("clients", stats.get("clients", ())),
+    ]
+
+
+def jobs_table(jobs: Iterable[JobInfo]) -> Table:
+    """The queue and what runs."""
+    rows = [
+        (job.job, job.model, job.state, _place(job), job.program, _spent(job), _yes(job.mine))
+        for job in jobs
+    ]
+    headings = ("JOB", "MODEL", "STATE", ">STEP", "PROGRAM", ">TIME", "MINE")
+    return Table("jobs", headings, rows)
+
+
+def models_table(models: Iterable[ModelInfo]) -> Table:
+    """The hosted models and where they come from."""
+    rows = [
+        (
+            model.name,
+            model.state if model.error is None else f"{model.state}: {model.error.message}",
+            model.pipeline,
+            model.dtype,
+            model.offload,
+            format_size(model.bytes),
+            model.source,
+        )
+        for model in models
+    ]
+    headings = ("MODEL", "STATE", "PIPELINE", "DTYPE", "OFFLOAD", ">SIZE", "SOURCE")
+    return Table("models", headings, rows)
+
+
+def ps_tables(models: Sequence[ModelInfo], jobs: Sequence[JobInfo]) -> list[Table]:
+    """Where the bytes of each model are, and what runs on it now."""
+    rows = []
+    for model in models:
+        parts = model.components
+        running = [
+            f"{job.job[:12]} {_place(job)}".strip()
+            for job in jobs
+            if job.model == model.name and job.state in RUNNING_STATES
+        ]
+        rows.append(
+            (
+                model.name,
+                model.state,
+                model.offload,
+                format_size(sum(part.resident_bytes for part in parts)),
+                format_size(sum(part.streamed_bytes for part in parts)),
+                format_size(sum(part.host_bytes for part in parts)),
+                ", ".join(running) or "-",
+            )
+        )
+    headings = ("MODEL", "STATE", "OFFLOAD", ">RESIDENT", ">STREAMED", ">HOST", "RUNNING")
+    return [Table("models", headings, rows), _components_table(models)]
+
+
+def _components_table(models: Sequence[ModelInfo]) -> Table:
+    rows = [
+        (
+            f"{model.name}/{part.name}",
+            part.kind,
+            part.offload,
+            format_size(part.resident_bytes),
+            format_size(part.streamed_bytes),
+            format_size(part.host_bytes),
+        )
+        for model in models
+        for part in model.components
+        if part.bytes
+    ]
+    headings = ("COMPONENT", "KIND", "OFFLOAD", ">RESIDENT", ">STREAMED", ">HOST")
+    return Table("components", headings, rows)
+
+
+def _daemon_table(stats: Mapping[str, Any]) -> Table:
+    daemon = stats.get("daemon", {})
+    return Table("daemon", ("KEY", "VALUE"), [(key, _cell(key, daemon[key])) for key in daemon])
+
+
+def _devices_table(devices: Iterable[Mapping[str, Any]]) -> Table:
+    return _rows_table("devices", devices)
+
+
+def _store_table(store: Mapping[str, Any]) -> Table:
+    return Table(
+        "store", ("KEY", ">VALUE"), [(_name(key), _cell(key, store[key])) for key in store]
+    )
+
+
+def _stats_models_table(models: Iterable[Mapping[str, Any]]) -> Table:
+    rows = []
+    for model in models:
+        parts = model.get("components", ())
+        sums = [
+            format_size(sum(part.get(key, 0) for part in parts))
+            for key in ("bytes", "resident_bytes", "streamed_bytes", "host_bytes")
+        ]
+        names = [str(model.get(key, "")) for key in ("name", "state", "pipeline", "offload")]
+        rows.append((*names, *sums))
+    headings = ("NAME", "STATE", "PIPELINE", "OFFLOAD", ">SIZE", ">RESIDENT", ">STREAMED", ">HOST")
+    return Table("models", headings, rows)
+
+
+def _counts_table(title: str, counts: Mapping[str, Any]) -> Table:
+    return Table(
+        title, tuple(f">{_name(key).upper()}" for key in counts), [_cells(counts)] if counts else []
+    )
+
+
+def _rows_table(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
+    rows = list(rows)
+    keys = list(rows[0]) if rows else []
+    headings = tuple(
+        f">{_name(key).upper()}" if isinstance(rows[0][key], (int, float)) else key.upper()
+        for key in keys
+    )
+    return Table(title, headings, [[_cell(key, row.get(key)) for key in keys] for row in rows])
+
+
+def _cells(data: Mapping[str, Any]) -> list[str]:
+    return [_cell(key, data[key]) for key in data]
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if "bytes" in key.split("_"):
+            return format_size(value)
+        if key.endswith("_s"):
+            return format_duration(value)
+    return str(value)
+
+
+def _name(key: str) -> str:
+    """The words of a key without its unit, which the value shows."""
+    words = [word for word in key.split("_") if word not in ("bytes", "total")]
+    return " ".join(words[:-1] if words[-1] == "s" else words)
+
+
+def _place(job: JobInfo) -> str:
+    if job.position is not None:
+        return f"#{job.position}"
+    return f"{job.step}/{job.steps}" if job.steps else ""
+
+
+def _spent(job: JobInfo) -> str:
+    spent_s = job.timings.queued_s + job.timings.loading_s + job.timings.running_s
+    return format_duration(spent_s) if spent_s else ""
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else ""
