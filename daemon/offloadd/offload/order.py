@@ -28,17 +28,11 @@ class StepOrder(Generic[Key]):
         self._places: dict[Key, tuple[int, ...]] = {}
         self._seen: list[Key] = []
         self._next = 0
-        self._diverged = False
 
     @property
     def known(self) -> tuple[Key, ...]:
         """The order of the last finished step; empty before the first."""
         return self._known
-
-    @property
-    def recorded(self) -> tuple[Key, ...]:
-        """What the step under way has acquired so far."""
-        return tuple(self._seen)
 
     @property
     def recorded_length(self) -> int:
@@ -50,16 +44,10 @@ class StepOrder(Generic[Key]):
         """How many positions of the known order are still ahead of this step."""
         return max(0, len(self._known) - self._next)
 
-    @property
-    def diverged(self) -> bool:
-        """Whether the step under way has left the known order."""
-        return self._diverged
-
     def begin(self) -> None:
         """Start a step, dropping what an unfinished one recorded."""
         self._seen = []
         self._next = 0
-        self._diverged = False
 
     def acquire(self, key: Key) -> bool:
         """Record an acquisition; says whether it was the one predicted."""
@@ -70,7 +58,6 @@ class StepOrder(Generic[Key]):
         if self._next < len(self._known) and self._known[self._next] == key:
             self._next += 1
             return True
-        self._diverged = True
         self._resynchronise(key)
         return False
 
@@ -82,10 +69,6 @@ class StepOrder(Generic[Key]):
             self._know(seen)
         self.begin()
         return same
-
-    def abandon(self) -> None:
-        """End a step that failed or was cancelled: the known order stays as it was."""
-        self.begin()
 
     def upcoming(self, count: int) -> tuple[Key, ...]:
         """The next `count` keys after the last one acquired, wrapping round the step's border."""
