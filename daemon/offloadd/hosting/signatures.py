@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-_NEVER = frozenset({"self", "return_dict", "generator", "callback", "callback_steps"})
+_NEVER = frozenset({"self", "return_dict", "generator"})
 _PLAIN: dict[Any, str] = {
     bool: "bool",
     int: "int",
@@ -67,7 +67,7 @@ def _hints(call: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_settable(name: str, parameter: inspect.Parameter, hint: Any) -> bool:
-    if name in _NEVER or name.startswith("callback_on_step"):
+    if name in _NEVER or "callback" in name:
         return False
     if isinstance(hint, str) and "Callable" in hint:
         return False
