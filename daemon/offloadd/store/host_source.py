@@ -42,10 +42,18 @@ class HostSource:
         descriptor = os.memfd_create("offloadd-extent", os.MFD_CLOEXEC)
         try:
             view = _mapped(descriptor, size)
-            _fill(source, view, piece_bytes)
-        except BaseException:
+        except OutOfMemory:
             os.close(descriptor)
             raise
+        is_filled = False
+        try:
+            _fill(source, view, piece_bytes)
+            is_filled = True
+        finally:
+            if not is_filled:
+                # Not left to the garbage collector: the error's trace would keep it all.
+                view.release()
+                os.close(descriptor)
         return cls(source.layout, descriptor, view.toreadonly())
 
     @property

@@ -75,6 +75,7 @@ class OpenFile:
             # A direct read has to go on from a block border.
             onward = (done + got) // block * block
             if onward <= done:
+                self.check_unchanged()
                 raise self._short(start_bytes + needed_bytes, start_bytes + done + got)
             done = onward
         self.check_unchanged()

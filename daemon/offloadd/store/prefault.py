@@ -1,9 +1,9 @@
 """Fault in a destination's pages in one call, before bytes are copied into it.
 
 A copy into memory that was never touched stops at every page. Asking the kernel for the whole
-range first saves a fifth of that time (shared memory, two-core virtual machine, Linux 6.18). It only
-saves time: where the kernel cannot do it (before 5.14, or memory of a device driver) nothing is
-lost.
+range first saves a fifth of that time (shared memory, two-core virtual machine, Linux 6.18). It
+only saves time: where the kernel cannot do it (before 5.14, or memory of a device driver) nothing
+is lost.
 """
 
 from __future__ import annotations

@@ -35,6 +35,11 @@ class ReadRequest:
     read_bytes: int = 0
     failure: BaseException | None = None
 
+    def let_go(self) -> None:
+        """Drop the files and the destination, before the owner of either hears of the end."""
+        self.files = ()
+        self.target = None
+
     @property
     def is_exhausted(self) -> bool:
         return self.failure is not None or self.next_chunk == len(self.chunks)
@@ -95,7 +100,7 @@ class ReadQueue:
             self._changed.notify_all()
         for request in waiting:
             if not request.next_chunk:
-                request.target = None
+                request.let_go()
                 request.future.cancel()
                 request.future.set_running_or_notify_cancel()
         for request in finished:
@@ -115,13 +120,13 @@ class ReadQueue:
     def _was_cancelled(request: ReadRequest) -> bool:
         if request.next_chunk or request.future.set_running_or_notify_cancel():
             return False
-        request.target = None
+        request.let_go()
         return True
 
 
 def _complete(request: ReadRequest) -> None:
+    request.let_go()
     future: Future[Any] = request.future
-    request.target = None
     if request.failure is not None:
         future.set_exception(request.failure)
     else:

@@ -120,6 +120,7 @@ class DiskReader:
             failure = None
         except OffloadError as error:
             failure = error
+            _forget_frames(error)
         finally:
             read_bytes = 0 if failure else chunk.payload_bytes
             with self._counter_lock:
@@ -148,3 +149,12 @@ def _read_chunk(request: ReadRequest, chunk: Chunk, bounce: NDArray[np.uint8]) -
         target[copy.into_bytes : copy.into_bytes + copy.size_bytes] = bounce[
             copy.bounce_bytes : copy.bounce_bytes + copy.size_bytes
         ]
+
+
+def _forget_frames(error: BaseException) -> None:
+    # The frames of a failed read hold views of its destination, which its owner could then not
+    # unmap for as long as anybody keeps the error.
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__

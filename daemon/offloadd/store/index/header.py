@@ -97,6 +97,8 @@ def parse_header(text: bytes, file_bytes: int) -> Header:
 
     Raises `BadHeader`; nothing larger than the parsed text itself is allocated.
     """
+    if not text.startswith(b"{"):
+        raise BadHeader("its header does not begin with {", expected="{", found=repr(text[:8]))
     try:
         entries = parse_object(text)
     except ValueError as error:

@@ -101,7 +101,7 @@ def _read_index(path: Path) -> dict[str, Any]:
         return parse_object(text)
     except ValueError as error:
         raise refuse(
-            path, f"is not a sound pipeline index: {error}", "download it again", kind="bad_index"
+            path, f"is no sound pipeline index: {error}", "download it again", kind="bad_index"
         ) from None
 
 
