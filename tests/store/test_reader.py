@@ -31,6 +31,7 @@ from offloadd.store.host_source import HostSource
 from offloadd.store.index import read_checkpoint
 from offloadd.store.open_file import ReadCall
 from offloadd.store.reader import SMALLEST_CHUNK_BYTES, DiskReader
+from offloadd.store.source import WeightSource
 
 SIZES: dict[str, tuple[int, ...]] = {
     "a.weight": (700, 1031),
@@ -336,7 +337,7 @@ def test_closing_the_reader_leaves_no_future_open(tmp_path: Path) -> None:
     with pytest.raises(ShuttingDown):
         begun.result(timeout=30)
     with pytest.raises(ShuttingDown):
-        source.read(start, stop, memoryview(bytearray(stop - start)))
+        source.read(start, stop, memoryview(bytearray(stop - start))).result()
 
 
 def test_a_finished_read_holds_on_to_nothing(tmp_path: Path, reader: DiskReader) -> None:
@@ -353,7 +354,7 @@ def test_a_finished_read_holds_on_to_nothing(tmp_path: Path, reader: DiskReader)
         assert isinstance(failed.exception(timeout=30), StorageFailed)
     source.close()
     with pytest.raises(StorageFailed, match="was closed"):
-        source.read(0, 4, memoryview(bytearray(4)))
+        source.read(0, 4, memoryview(bytearray(4))).result()
     del source
     assert open_descriptors() == before
 
@@ -399,7 +400,8 @@ def test_an_extent_in_host_memory_has_the_exact_size_and_the_same_bytes(
     assert os.fstat(held.descriptor).st_blocks * 512 <= -(-size // 4096) * 4096
     start, stop = 1000, size - 1000
     memory = bytearray(b"\xee" * (stop - start))
-    assert held.read(start, stop, memoryview(memory)).result() == 0
+    served: WeightSource = held
+    assert served.read(start, stop, memoryview(memory)).result() == 0
     for slot in held.layout.slots().values():
         low, high = max(slot.offset_bytes, start), min(slot.stop_bytes, stop)
         if low < high:

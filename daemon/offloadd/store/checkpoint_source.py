@@ -71,9 +71,13 @@ class CheckpointSource:
                 f"a range of {stop_bytes - start_bytes} bytes into {into.nbytes} bytes of memory"
             )
         if self._files is None:
-            raise StorageFailed(
-                f"{self._location} was closed", hint="load the model again before it is used"
+            refused: Future[int] = Future()
+            refused.set_exception(
+                StorageFailed(
+                    f"{self._location} was closed", hint="load the model again before it is used"
+                )
             )
+            return refused
         segments = self._map.segments(start_bytes, stop_bytes)
         return self._reader.read(self._files, segments, into, urgent=urgent)
 

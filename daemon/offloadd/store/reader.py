@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from offload_protocol.errors import InternalError, OffloadError
+from offload_protocol.errors import InternalError, OffloadError, ShuttingDown
 from offloadd.store.open_file import OpenFile
 from offloadd.store.prefault import prefault
 from offloadd.store.read_plan import BLOCK_BYTES, Chunk, Segment, fair_chunk_bytes, plan_chunks
@@ -65,9 +65,9 @@ class DiskReader:
         """Fill `into` (writable, contiguous) with the segments, in the background.
 
         The future gives the bytes read; bytes of `into` outside the segments stay as they are.
-        It can be cancelled until its first byte is read, and fails with `StorageFailed`; either
-        way nothing is written into `into` any more once it is done. `urgent` puts it before all
-        that is not. Raises `ShuttingDown` when the reader is closed.
+        It can be cancelled until its first byte is read, and fails with `StorageFailed`, or
+        with `ShuttingDown` when the reader is closed; either way nothing is written into `into`
+        any more once it is done. `urgent` puts it before all that is not.
         """
         if into.readonly:
             raise ValueError("the destination of a read must be writable")
@@ -81,7 +81,11 @@ class DiskReader:
             nothing.set_result(0)
             return nothing
         request = ReadRequest(files, chunks, np.frombuffer(into, np.uint8))
-        self._queue.put(request, urgent=urgent)
+        try:
+            self._queue.put(request, urgent=urgent)
+        except ShuttingDown as error:
+            request.let_go()
+            request.future.set_exception(error)
         return request.future
 
     def close(self) -> None:
