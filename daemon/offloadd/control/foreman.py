@@ -1,0 +1,86 @@
+"""Hands the worker's news to those they concern: models, jobs, systemd."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from offload_protocol.errors import WorkerCrashed
+from offloadd.channel.messages import (
+    DeviceReport,
+    JobEnded,
+    JobProgressed,
+    ModelDescribed,
+    ModelFailed,
+    ModelLoaded,
+    ModelUnloaded,
+    WorkerNews,
+)
+from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.models import ModelTable
+from offloadd.control.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+
+class Foreman:
+    """The `Overseer` of a worker; `on_ready` is called with the device of each new one."""
+
+    def __init__(
+        self,
+        models: ModelTable,
+        dispatcher: Dispatcher,
+        scheduler: Scheduler,
+        on_ready: Callable[[DeviceReport], None],
+        on_lost: Callable[[WorkerCrashed], None],
+    ) -> None:
+        self.device: DeviceReport | None = None
+        self._models = models
+        self._dispatcher = dispatcher
+        self._scheduler = scheduler
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+
+    def on_worker_ready(self, report: DeviceReport) -> None:
+        """A worker has found its device and takes orders."""
+        _log.info("the worker has found its device: %s (%s)", report.device, report.name)
+        self._models.worker_ready()
+        self._dispatcher.worker_ready()
+        self._on_ready(report)
+
+    def on_worker_lost(self, cause: WorkerCrashed) -> None:
+        """The worker has died."""
+        self.device = None
+        self._models.worker_lost(cause)
+        self._dispatcher.worker_lost(cause)
+        self._on_lost(cause)
+
+    def on_worker_news(self, news: WorkerNews, frames: list[bytes]) -> None:
+        """A worker says something."""
+        match news:
+            case JobProgressed():
+                self._dispatcher.progressed(news)
+            case JobEnded():
+                self._dispatcher.ended(news, frames)
+            case DeviceReport():
+                self.device = news
+            case _:
+                self._model_news(news)
+
+    def _model_news(self, news: ModelDescribed | ModelLoaded | ModelFailed | ModelUnloaded) -> None:
+        match news:
+            case ModelDescribed():
+                self._models.described(news)
+            case ModelLoaded():
+                _log.info("model %s is loaded, offload %s", news.name, news.offload)
+                self._models.loaded(news)
+            case ModelFailed():
+                _log.warning("model %s: %s", news.name, news.error.message)
+                self._models.failed(news)
+            case ModelUnloaded():
+                _log.info("model %s is unloaded", news.name)
+                self._models.unloaded(news)
+                self._scheduler.model_left(news.name)
+        model = self._models.get(news.name)
+        if model is not None:
+            self._dispatcher.model_known(model)

@@ -1,0 +1,118 @@
+"""The front of the daemon: from bytes to an answer, for every message of every client.
+
+It promises that whatever a client sends, it gets an answer or is counted, and the loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from offload_protocol import codec
+from offload_protocol.errors import InternalError, OffloadError, ProtocolMismatch
+from offload_protocol.limits import Limits
+from offload_protocol.messages import (
+    PROTOCOL_VERSION,
+    Error,
+    Hello,
+    ModelInfo,
+    Reply,
+    Welcome,
+)
+from offloadd.control.handlers import Answer, Handlers, Result
+from offloadd.control.router import Connection
+from offloadd.control.sessions import Sessions
+
+_log = logging.getLogger(__name__)
+
+
+class Front:
+    """The `Receiver` of the router. `on_left` is called with a client that has gone."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        handlers: Handlers,
+        limits: Limits,
+        daemon_version: str,
+        instance: str,
+        clock: Callable[[], float],
+        on_left: Callable[[str], None],
+    ) -> None:
+        self.protocol_errors_total = 0
+        self._sessions = sessions
+        self._handlers = handlers
+        self._limits = limits
+        self._daemon_version = daemon_version
+        self._instance = instance
+        self._clock = clock
+        self._on_left = on_left
+
+    def on_message(self, connection: Connection, frames: list[memoryview]) -> None:
+        """Answer a message."""
+        rid: int | None = None
+        try:
+            request = codec.decode_request(frames[0], self._limits)
+            rid = request.rid
+            codec.check_frames(frames[1:], self._limits)
+            if isinstance(request, Hello):
+                answer: Answer = self._welcome(connection, request)
+            else:
+                answer = self._handlers.handle(self._sessions.of(connection), request, frames[1:])
+        except codec.UnreadableRequest as error:
+            self._refuse(connection, error.rid, error)
+        except OffloadError as error:
+            self._refuse(connection, rid, error)
+        except Exception:  # noqa: BLE001 - the last resort: our fault costs one request, no more
+            _log.exception("a request could not be handled")
+            self._refuse(connection, rid, InternalError("a fault in offloadd; see its log"))
+        else:
+            if isinstance(answer, asyncio.Future):
+                answer.add_done_callback(partial(self._answer_later, connection, request.rid))
+            else:
+                self._reply(connection, request.rid, answer)
+
+    def on_disconnected(self, connection: Connection) -> None:
+        """A client's connection has ended."""
+        session = self._sessions.leave(connection)
+        if session is not None:
+            self._on_left(session.client)
+
+    def on_writable(self) -> None:
+        """Some client has read."""
+        self._sessions.retry_blocked()
+
+    def on_anonymous(self) -> None:
+        """A message without credentials was dropped."""
+        self.protocol_errors_total += 1
+
+    def _welcome(self, connection: Connection, hello: Hello) -> Welcome:
+        self._sessions.introduce(connection, hello, self._clock())
+        return Welcome(
+            version=PROTOCOL_VERSION,
+            daemon_version=self._daemon_version,
+            instance=self._instance,
+            limits=self._limits,
+        )
+
+    def _reply(self, connection: Connection, rid: int, result: Result) -> None:
+        plain = codec.plain(result) if isinstance(result, msgspec.Struct) else result
+        self._sessions.answer(connection, Reply(rid=rid, result=plain))
+
+    def _refuse(self, connection: Connection, rid: int | None, error: OffloadError) -> None:
+        if isinstance(error, (codec.UnreadableRequest, ProtocolMismatch)) or rid is None:
+            self.protocol_errors_total += 1
+        self._sessions.answer(connection, Error(rid=rid, error=codec.error_info(error)))
+
+    def _answer_later(
+        self, connection: Connection, rid: int, answer: asyncio.Future[ModelInfo]
+    ) -> None:
+        error = answer.exception()
+        if isinstance(error, OffloadError):
+            self._refuse(connection, rid, error)
+        else:
+            self._reply(connection, rid, answer.result())

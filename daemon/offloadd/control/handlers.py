@@ -1,0 +1,177 @@
+"""What the daemon does for each request of a client that has introduced itself."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from offload_protocol.errors import InvalidRequest, OffloadError, UnknownJob
+from offload_protocol.messages import (
+    Cancel,
+    Fetch,
+    JobInfo,
+    JobList,
+    Jobs,
+    Load,
+    ModelInfo,
+    ModelList,
+    Models,
+    Ping,
+    Request,
+    Stats,
+    Submit,
+    Taken,
+    Unload,
+)
+from offloadd.channel.specs import ModelSpec, model_spec
+from offloadd.config import checked_source
+from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.jobs import Job, Owner
+from offloadd.control.models import ModelTable
+from offloadd.control.results import Results
+from offloadd.control.roles import Roles
+from offloadd.control.sessions import Session, Sessions
+
+Frames = Sequence[memoryview]
+Result = msgspec.Struct | dict[str, Any]
+Answer = Result | asyncio.Future[ModelInfo]
+"""A result, or one that comes later."""
+
+
+class Handlers:
+    """One method a request; `stats` gives the statistics as a session may see them."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        dispatcher: Dispatcher,
+        models: ModelTable,
+        results: Results,
+        roles: Roles,
+        clock: Callable[[], float],
+        stats: Callable[[Session], dict[str, Any]],
+    ) -> None:
+        self._sessions = sessions
+        self._dispatcher = dispatcher
+        self._models = models
+        self._results = results
+        self._roles = roles
+        self._clock = clock
+        self._stats = stats
+        self._refusal: OffloadError | None = None
+        self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer]] = {
+            Ping: self._ping,
+            Submit: self._submit,
+            Fetch: self._fetch,
+            Taken: self._taken,
+            Cancel: self._cancel,
+            Jobs: self._jobs,
+            Stats: self._show_stats,
+            Models: self._show_models,
+            Load: self._load,
+            Unload: self._unload,
+        }
+
+    def handle(self, session: Session, request: Request, frames: Frames) -> Answer:
+        """Answer a request; raises the `OffloadError` that refuses it."""
+        return self._handlers[type(request)](session, request, frames)
+
+    def refuse_changes(self, error: OffloadError) -> None:
+        """From now on, load and unload nothing."""
+        self._refusal = error
+
+    def _ping(self, session: Session, request: Ping, frames: Frames) -> Result:
+        return {}
+
+    def _submit(self, session: Session, request: Submit, frames: Frames) -> Result:
+        owner = Owner(session.uid, session.client, session.program)
+        job = self._dispatcher.submit(owner, request, frames)
+        return self._attached(session, job)
+
+    def _fetch(self, session: Session, request: Fetch, frames: Frames) -> Result:
+        job = self._find(session, request.job)
+        if job.is_final and self._results.get(job.key) is None:
+            raise UnknownJob(f"the job {request.job!r} has ended and its result was taken")
+        job.watchers.add(session.client)
+        return self._attached(session, job)
+
+    def _taken(self, session: Session, request: Taken, frames: Frames) -> Result:
+        job = self._find(session, request.job)
+        if job.is_final:
+            self._results.drop(job.key)
+        return {}
+
+    def _cancel(self, session: Session, request: Cancel, frames: Frames) -> Result:
+        job = self._find(session, request.job)
+        self._dispatcher.cancel(job)
+        return self._info(session, job)
+
+    def _jobs(self, session: Session, request: Jobs, frames: Frames) -> Result:
+        sees_all = self._roles.administrates(session.connection.peer)
+        seen = (job for job in self._dispatcher.table if sees_all or job.owner.uid == session.uid)
+        return JobList(jobs=[self._info(session, job) for job in seen])
+
+    def _show_stats(self, session: Session, request: Stats, frames: Frames) -> Result:
+        return self._stats(session)
+
+    def _show_models(self, session: Session, request: Models, frames: Frames) -> Result:
+        return ModelList(models=[model.info() for model in self._models])
+
+    def _load(self, session: Session, request: Load, frames: Frames) -> Answer:
+        self._check_changes()
+        if request.source is None:
+            if request.options:
+                raise InvalidRequest(
+                    "options of a model go with its source",
+                    hint=f"say where {request.name[:200]!r} is, or leave the options out",
+                )
+            return self._models.load(self._models.find(request.name))
+        if not request.source.startswith("builtin:"):
+            self._roles.require(session.connection.peer, "loading a model from a path")
+        return self._models.load(self._models.host(_spec(request)))
+
+    def _unload(self, session: Session, request: Unload, frames: Frames) -> Answer:
+        self._check_changes()
+        model = self._models.find(request.name)
+        return self._models.unload(model, self._dispatcher.is_used(request.name))
+
+    def _check_changes(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _attached(self, session: Session, job: Job) -> JobInfo:
+        if job.is_final:
+            # After the answer, so that the client knows the job when its end arrives.
+            asyncio.get_running_loop().call_soon(
+                self._sessions.push_finished, session.client, job.key
+            )
+        return self._info(session, job)
+
+    def _find(self, session: Session, name: str) -> Job:
+        administrates = self._roles.administrates(session.connection.peer)
+        job = self._dispatcher.table.find(session.uid, name, administrates)
+        if job is None:
+            raise UnknownJob(
+                f"no job {name[:200]!r} of yours is known",
+                hint="jobs are forgotten some time after their end",
+            )
+        return job
+
+    def _info(self, session: Session, job: Job) -> JobInfo:
+        return job.info(self._clock(), session.uid)
+
+
+def _spec(request: Load) -> ModelSpec:
+    unknown = [key for key in request.options if key not in ModelSpec.__struct_fields__]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], ModelSpec.__struct_fields__, n=1)
+        raise InvalidRequest(
+            f"a model has no option {unknown[0][:80]!r}",
+            hint=f"did you mean {near[0]!r}?" if near else "see the keys of [[models]]",
+        )
+    source = checked_source(request.source or "", f"model {request.name[:200]!r}")
+    return model_spec(request.name, source, request.options)

@@ -1,0 +1,176 @@
+"""Jobs as the control plane knows them, from their acceptance to their tombstone.
+
+A job's id is its client's; ids of different users never meet, so the key holds the uid as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from offload_protocol import codec
+from offload_protocol.errors import InvalidRequest, OffloadError
+from offload_protocol.messages import FINAL_STATES, JobInfo, JobState, Submit, Timings
+
+MAX_ID_CHARS = 200
+MAX_TOMBSTONES = 10_000
+"""Ended jobs that are remembered; the oldest are forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who a job belongs to: a user, one of that user's clients, and the program's own name."""
+
+    uid: int
+    client: str
+    program: str = ""
+
+
+@dataclass(slots=True)
+class Job:
+    """One request and what became of it. Times with `_s` are the monotonic clock's."""
+
+    key: str
+    request: Submit
+    owner: Owner
+    fingerprint: bytes
+    frames: tuple[memoryview, ...]
+    submitted_at: float
+    submitted_s: float
+    seed: int
+    state: JobState = "queued"
+    position: int | None = None
+    step: int = 0
+    steps: int = 0
+    started_s: float | None = None
+    running_since_s: float | None = None
+    ended_s: float | None = None
+    checked: bool = False
+    """Its arguments were compared with what the model takes."""
+    stopping: OffloadError | None = None
+    """Why the worker was told to end it; what the client is told if that is how it ends."""
+    watchers: set[str] = field(default_factory=set)
+    """Clients that are told of its progress and its end."""
+
+    @property
+    def is_final(self) -> bool:
+        """It has ended."""
+        return self.state in FINAL_STATES
+
+    def timings(self, now_s: float) -> Timings:
+        """How long it has waited, loaded and computed so far."""
+        now_s = self.ended_s if self.ended_s is not None else now_s
+        started_s = self.started_s if self.started_s is not None else now_s
+        running_s = self.running_since_s if self.running_since_s is not None else now_s
+        return Timings(
+            queued_s=started_s - self.submitted_s,
+            loading_s=max(running_s - started_s, 0.0),
+            running_s=now_s - running_s,
+        )
+
+    def info(self, now_s: float, viewer_uid: int) -> JobInfo:
+        """The job as it is shown."""
+        return JobInfo(
+            job=self.request.job,
+            model=self.request.model,
+            state=self.state,
+            program=self.owner.program,
+            position=self.position if self.state == "queued" else None,
+            step=self.step,
+            steps=self.steps,
+            submitted_at=self.submitted_at,
+            timings=self.timings(now_s),
+            mine=self.owner.uid == viewer_uid,
+        )
+
+
+def job_key(uid: int, job: str) -> str:
+    """The name of a user's job within the daemon."""
+    return f"{uid}/{job}"
+
+
+def check_id(job: str) -> None:
+    """Raise `InvalidRequest` for an id that would not be fit for a log line."""
+    if not 1 <= len(job) <= MAX_ID_CHARS or not job.isprintable() or " " in job:
+        raise InvalidRequest(
+            f"{job[:MAX_ID_CHARS]!r} is not a job id",
+            hint=f"use 1 to {MAX_ID_CHARS} printable characters without spaces, such as a UUID",
+        )
+
+
+def fingerprint(request: Submit, frames: Sequence[memoryview]) -> bytes:
+    """What tells two requests apart; the number of the message does not matter."""
+    digest = hashlib.blake2b(digest_size=16)
+    same = Submit(
+        rid=0,
+        job=request.job,
+        model=request.model,
+        arguments=request.arguments,
+        seed=request.seed,
+        priority=request.priority,
+        queue_timeout_s=request.queue_timeout_s,
+        run_timeout_s=request.run_timeout_s,
+    )
+    digest.update(codec.encode(same))
+    for frame in frames:
+        digest.update(len(frame).to_bytes(8, "little"))
+        digest.update(frame)
+    return digest.digest()
+
+
+class JobTable:
+    """All jobs that are known, oldest first."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._live: dict[str, Job] = {}
+        self._ended: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        """Enter a new job."""
+        self._jobs[job.key] = job
+        self._live[job.key] = job
+
+    def live(self) -> list[Job]:
+        """The jobs that have not ended."""
+        return list(self._live.values())
+
+    def remove(self, key: str) -> None:
+        """Forget a job."""
+        self._jobs.pop(key, None)
+        self._live.pop(key, None)
+        self._ended.pop(key, None)
+
+    def get(self, key: str) -> Job | None:
+        """The job of that key."""
+        return self._jobs.get(key)
+
+    def find(self, uid: int, job: str, administrates: bool) -> Job | None:
+        """The job that a user means: its own of that id, or for an administrator, anyone's."""
+        own = self._jobs.get(job_key(uid, job))
+        if own is not None or not administrates:
+            return own
+        return next((one for one in self if one.request.job == job), None)
+
+    def ended(self, key: str) -> list[str]:
+        """Note that a job has ended; gives the keys of old ones to forget."""
+        self._live.pop(key, None)
+        self._ended[key] = None
+        return list(self._ended)[: max(len(self._ended) - MAX_TOMBSTONES, 0)]
+
+    def expired(self, ended_before_s: float) -> list[str]:
+        """The keys of jobs that ended before a time."""
+        expired = []
+        for key in self._ended:
+            ended_s = self._jobs[key].ended_s
+            if ended_s is None or ended_s > ended_before_s:
+                break
+            expired.append(key)
+        return expired

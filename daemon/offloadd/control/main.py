@@ -1,0 +1,119 @@
+"""From the command line to a running server: configuration, endpoint, signals, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from offload_protocol.endpoints import daemon_endpoint
+from offload_protocol.errors import OffloadError
+from offloadd.config import Config, config_file, describe, load_config
+from offloadd.control.listener import Access, Listener, listen
+from offloadd.control.roles import group_entry, roles
+from offloadd.control.server import Server, Setting
+from offloadd.observe.logs import start_log
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+EXIT_FORCED = 130
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Do what the command line says; gives the exit code."""
+    try:
+        file = config_file(options.config, environ)
+        config = _effective(load_config(file, environ, _overrides(options, environ)), environ)
+        if options.print_config:
+            print("\n".join(describe(config)))
+            return EXIT_STOPPED
+        start_log(config.log.level, environ)
+        return _serve(config, environ)
+    except OffloadError as error:
+        print(f"offloadd: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _overrides(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    given = {
+        "device": options.device,
+        "state_dir": options.state_dir,
+        "endpoint": options.endpoint or environ.get("OFFLOADD_ENDPOINT"),
+    }
+    return {f"daemon.{key}": value for key, value in given.items() if value}
+
+
+def _effective(config: Config, environ: Mapping[str, str]) -> Config:
+    # What is empty goes by the rules; from here on, their answers stand in the configuration.
+    found = {
+        "endpoint": daemon_endpoint(config.daemon.endpoint, environ),
+        "state_dir": str(_state_directory(config.daemon.state_dir, environ)),
+    }
+    return config.model_copy(update={"daemon": config.daemon.model_copy(update=found)})
+
+
+def _serve(config: Config, environ: Mapping[str, str]) -> int:
+    group = config.daemon.socket_group
+    access = Access(
+        mode=config.daemon.socket_mode,
+        group_id=group_entry(group, "daemon.socket_group").gr_gid if group else None,
+    )
+    state_dir = _prepare_state_directory(Path(config.daemon.state_dir))
+    administrators = roles(config.daemon.admin_group)
+    listener = listen(config.daemon.endpoint, access)
+    setting = Setting(version("offloadd"), listener, state_dir, administrators, environ)
+    try:
+        return asyncio.run(_run_until_signalled(config, setting))
+    finally:
+        listener.remove()
+
+
+async def _run_until_signalled(config: Config, setting: Setting) -> int:
+    server = Server(config, setting)
+    signals_seen = 0
+
+    def on_signal() -> None:
+        nonlocal signals_seen
+        signals_seen += 1
+        if signals_seen > 1:
+            _leave_at_once(setting.listener)
+        server.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    await server.run()
+    return EXIT_STOPPED
+
+
+def _leave_at_once(listener: Listener) -> None:
+    # The worker notices the closed channel, and nothing else may hold us up.
+    listener.remove()
+    os._exit(EXIT_FORCED)
+
+
+def _prepare_state_directory(directory: Path) -> Path:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OffloadError(
+            f"cannot make the state directory {directory}: {error.strerror}",
+            hint="give another with --state-dir",
+        ) from None
+    return directory
+
+
+def _state_directory(given: str, environ: Mapping[str, str]) -> Path:
+    if given:
+        return Path(given).expanduser().absolute()
+    if environ.get("STATE_DIRECTORY"):
+        # systemd joins several directories with colons; ours is the first.
+        return Path(environ["STATE_DIRECTORY"].split(":")[0])
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]) / "offloadd"
+    return Path.home() / ".local" / "state" / "offloadd"

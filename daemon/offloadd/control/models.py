@@ -1,0 +1,277 @@
+"""The hosted models as the control plane knows them: what they are, where they stand, who waits.
+
+A model is loaded once however many ask for it, and one that was loaded on purpose is loaded again
+when a new worker takes over; but not one whose loading the old worker died of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from offload_protocol import codec
+from offload_protocol.errors import Cancelled, InvalidRequest, OffloadError, UnknownModel
+from offload_protocol.messages import ErrorInfo, ModelInfo
+from offloadd.channel.messages import (
+    LoadModel,
+    ModelDescribed,
+    ModelFailed,
+    ModelLoaded,
+    ModelUnloaded,
+    Register,
+    ToWorker,
+    UnloadModel,
+)
+from offloadd.channel.specs import ModelSpec
+
+Waiter = asyncio.Future[ModelInfo]
+
+
+@dataclass(slots=True, eq=False)
+class HostedModel:
+    """One model; `configured` says that it comes from the configuration and is never forgotten."""
+
+    spec: ModelSpec
+    configured: bool
+    described: ModelDescribed | None = None
+    loaded: ModelLoaded | None = None
+    error: ErrorInfo | None = None
+    is_registered: bool = False
+    """The present worker has described it, so that it can be loaded and jobs can run."""
+    is_loading: bool = False
+    is_wanted: bool = False
+    """It was loaded on purpose, so it comes back with a new worker."""
+    is_leaving: bool = False
+    """It takes no new jobs and is forgotten once its last one has ended."""
+    load_waiters: list[Waiter] = field(default_factory=list)
+    unload_waiters: list[Waiter] = field(default_factory=list)
+
+    def info(self) -> ModelInfo:
+        """The model as it is shown."""
+        described, loaded = self.described, self.loaded
+        components = loaded.components if loaded else described.components if described else []
+        return ModelInfo(
+            name=self.spec.name,
+            source=self.spec.source,
+            pipeline=described.pipeline if described else "",
+            state=(
+                "ready"
+                if loaded
+                else "loading"
+                if self.is_loading
+                else "failed"
+                if self.error
+                else "registered"
+            ),
+            offload=(
+                loaded.offload
+                if loaded
+                else described.offload
+                if described
+                else self.spec.offload.mode
+            ),
+            dtype=described.dtype if described else self.spec.dtype,
+            bytes=sum(component.bytes for component in components),
+            components=components,
+            error=self.error,
+        )
+
+
+class ModelTable:
+    """All hosted models. `order` hands a message to the worker, and is not called without one."""
+
+    def __init__(self, configured: Iterable[ModelSpec], order: Callable[[ToWorker], None]) -> None:
+        self._order = order
+        self._has_worker = False
+        self._models = {
+            spec.name: HostedModel(spec, configured=True, is_wanted=spec.preload)
+            for spec in configured
+        }
+
+    def __iter__(self) -> Iterator[HostedModel]:
+        return iter(sorted(self._models.values(), key=lambda model: model.spec.name))
+
+    def find(self, name: str) -> HostedModel:
+        """The model of that name; raises `UnknownModel` with the names that are near or known."""
+        model = self._models.get(name)
+        if model is not None and not model.is_leaving:
+            return model
+        names = sorted(name for name, model in self._models.items() if not model.is_leaving)
+        near = difflib.get_close_matches(name, names, n=1)
+        raise UnknownModel(
+            f"no model {name[:200]!r} is hosted here",
+            hint=f"did you mean {near[0]!r}?" if near else f"hosted are: {', '.join(names)}",
+            details={"models": names},
+        )
+
+    def get(self, name: str) -> HostedModel | None:
+        """The model of that name, even if it is leaving."""
+        return self._models.get(name)
+
+    # --- what clients ask -----------------------------------------------------------------------
+
+    def host(self, spec: ModelSpec) -> HostedModel:
+        """Make a model known; the same spec again changes nothing.
+
+        A model that came by `load` and failed gives way to another spec. Raises `InvalidRequest`
+        where the name belongs to another spec.
+        """
+        model = self._models.get(spec.name)
+        if model is not None and model.is_leaving:
+            raise InvalidRequest(
+                f"a model {spec.name!r} is being unloaded", hint="try again when it is gone"
+            )
+        if model is not None and model.error and not model.configured and model.spec != spec:
+            self._tell(UnloadModel(name=spec.name, forget=True))
+            del self._models[spec.name]
+            model = None
+        if model is not None and model.spec != spec:
+            raise InvalidRequest(
+                f"a model {spec.name!r} is already hosted, from {model.spec.source} or with other "
+                "settings",
+                hint=f"unload it first, or choose another name than {spec.name!r}",
+            )
+        if model is None:
+            model = self._models[spec.name] = HostedModel(spec, configured=False)
+            self._tell(Register(spec=spec))
+        return model
+
+    def load(self, model: HostedModel) -> Waiter:
+        """Load a model, or join those who wait for it; the future gives it when it is ready."""
+        waiter = _new_waiter()
+        model.is_wanted = True
+        if model.loaded is not None:
+            waiter.set_result(model.info())
+            return waiter
+        model.load_waiters.append(waiter)
+        if not model.is_loading:
+            # Without a description there is nothing to load yet; it may have failed earlier, and
+            # its files may have been put right since.
+            ask_again = model.error is not None and not model.is_registered
+            model.is_loading = True
+            model.error = None
+            if model.is_registered:
+                self._order(LoadModel(name=model.spec.name))
+            elif ask_again:
+                self._tell(Register(spec=model.spec))
+        return waiter
+
+    def unload(self, model: HostedModel, is_used: bool) -> Waiter:
+        """Take a model out of memory; the future gives it when it is gone.
+
+        One that came by `load` is forgotten too, after the jobs that use it.
+        """
+        waiter = _new_waiter()
+        model.is_wanted = False
+        model.is_leaving = not model.configured
+        model.unload_waiters.append(waiter)
+        if model.is_loading and not model.is_registered:
+            self._failed(model, codec.error_info(_unloaded_meanwhile(model)))
+        if not self._has_worker:
+            self._unloaded(model)
+        elif model.configured or not is_used:
+            self._order(UnloadModel(name=model.spec.name, forget=model.is_leaving))
+        return waiter
+
+    def unused(self, name: str) -> None:
+        """The last job on a model has ended; one that is leaving may go."""
+        model = self._models.get(name)
+        if model is None or not model.is_leaving:
+            return
+        if self._has_worker:
+            self._order(UnloadModel(name=name, forget=True))
+        else:
+            self._unloaded(model)
+
+    # --- what the worker says -------------------------------------------------------------------
+
+    def worker_ready(self) -> None:
+        """A new worker takes orders: make every model known to it, and load those that are wanted.
+
+        Each is loaded once it is described.
+        """
+        self._has_worker = True
+        for model in self:
+            model.is_loading = model.is_wanted and not model.is_leaving
+            self._order(Register(spec=model.spec))
+
+    def worker_lost(self, error: OffloadError) -> None:
+        """The worker has died, and with it everything in its memory.
+
+        Loads that a living worker was busy with fail; those that waited for a worker go on waiting.
+        """
+        had_worker, self._has_worker = self._has_worker, False
+        for model in list(self._models.values()):
+            was_registered, model.is_registered, model.loaded = model.is_registered, False, None
+            if model.is_loading and had_worker and was_registered:
+                model.is_wanted = False
+                self._failed(model, codec.error_info(error))
+            if model.unload_waiters:
+                self._unloaded(model)
+
+    def described(self, news: ModelDescribed) -> None:
+        """What a registered model is."""
+        if (model := self._models.get(news.name)) is not None:
+            model.described, model.is_registered, model.error = news, True, None
+            if model.is_loading:
+                self._order(LoadModel(name=news.name))
+
+    def loaded(self, news: ModelLoaded) -> None:
+        """A model is in memory."""
+        model = self._models.get(news.name)
+        if model is None:
+            return
+        model.loaded, model.error, model.is_loading = news, None, False
+        for waiter in _taken(model.load_waiters):
+            waiter.set_result(model.info())
+
+    def failed(self, news: ModelFailed) -> None:
+        """A model cannot be described or loaded."""
+        if (model := self._models.get(news.name)) is not None:
+            self._failed(model, news.error)
+
+    def unloaded(self, news: ModelUnloaded) -> None:
+        """A model's memory has been given back."""
+        if (model := self._models.get(news.name)) is not None:
+            self._unloaded(model)
+
+    def close(self, error: OffloadError) -> None:
+        """Answer everybody who waits with an error."""
+        for model in self._models.values():
+            for waiter in _taken(model.load_waiters) + _taken(model.unload_waiters):
+                waiter.set_exception(error)
+
+    def _tell(self, message: ToWorker) -> None:
+        # Without a worker nothing is lost: `worker_ready` says it all anew.
+        if self._has_worker:
+            self._order(message)
+
+    def _failed(self, model: HostedModel, error: ErrorInfo) -> None:
+        model.error, model.is_loading, model.loaded = error, False, None
+        for waiter in _taken(model.load_waiters):
+            waiter.set_exception(codec.to_exception(error))
+
+    def _unloaded(self, model: HostedModel) -> None:
+        model.loaded = None
+        if model.is_leaving:
+            self._models.pop(model.spec.name, None)
+            for waiter in _taken(model.load_waiters):
+                waiter.set_exception(_unloaded_meanwhile(model))
+        for waiter in _taken(model.unload_waiters):
+            waiter.set_result(model.info())
+
+
+def _unloaded_meanwhile(model: HostedModel) -> OffloadError:
+    return Cancelled(f"the model {model.spec.name!r} was unloaded before it was ready")
+
+
+def _new_waiter() -> Waiter:
+    return asyncio.get_running_loop().create_future()
+
+
+def _taken(waiters: list[Waiter]) -> list[Waiter]:
+    taken = [waiter for waiter in waiters if not waiter.done()]
+    waiters.clear()
+    return taken

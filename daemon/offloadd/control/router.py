@@ -1,0 +1,230 @@
+"""The ROUTER socket on the event loop: the only module that knows ZeroMQ.
+
+It promises that `send` never blocks and says what became of a message, that every connection has
+the credentials which the kernel gives for it, and that its end is reported once.
+
+Invariants:
+- The socket's descriptor is edge-triggered: whoever receives or sends looks at EVENTS afterwards
+  and goes on while something is there, or an edge is lost and a client waits for ever.
+- A batch is bounded, so that a flood of messages cannot keep the loop from its other work.
+- A peer's last messages are handled before its end is reported, since `taken` may be among them.
+- Descriptors are used again, connection ids are not. The monitor's news are read before a new
+  connection is entered, so an old connection's end never hits its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+import zmq
+
+from offload_protocol.limits import Limits
+from offloadd.control.listener import Listener
+
+BATCH_MESSAGES = 64
+"""Received before the loop is let go for its other work."""
+
+SEND_HIGH_WATER_MESSAGES = 64
+"""Messages that ZeroMQ holds for one client; large frames among them are shared, not copied."""
+
+RECEIVE_HIGH_WATER_MESSAGES = 64
+
+HEARTBEAT_INTERVAL_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 15_000
+"""A peer whose machine or process stands still is dropped after this; the io thread answers, so a
+client that is busy in its own code stays."""
+
+FAREWELL_MS = 1_000
+"""How long closing waits for the last messages to leave."""
+
+Buffer = bytes | bytearray | memoryview
+
+_MONITOR_EVENT = struct.Struct("=hi")
+
+
+class Sent(Enum):
+    """What became of a message."""
+
+    SENT = auto()
+    BLOCKED = auto()
+    """The client reads too slowly; try again when `on_writable` is called."""
+    GONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process at the other end, as the kernel knows it."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Connection:
+    """One client connection; `identity` is chosen by the socket and never used twice."""
+
+    identity: bytes
+    peer: Peer
+
+
+class Receiver(Protocol):
+    """Who is told what arrives."""
+
+    def on_message(self, connection: Connection, frames: list[memoryview]) -> None:
+        """A message; the list holds one frame more than allowed if there were too many."""
+
+    def on_disconnected(self, connection: Connection) -> None:
+        """The connection has ended; nothing more comes from it."""
+
+    def on_writable(self) -> None:
+        """Some client took messages; blocked ones may be tried again."""
+
+    def on_anonymous(self) -> None:
+        """A message came over a connection whose credentials are not known, and was dropped."""
+
+
+class Router:
+    """Binds the listener's endpoint; from `start` on, it hands what arrives to a receiver."""
+
+    _receiver: Receiver
+
+    def __init__(self, listener: Listener, limits: Limits) -> None:
+        self._max_frames = limits.max_frames + 2
+        self._connections: dict[bytes, Connection] = {}
+        self._identities: dict[int, bytes] = {}
+        self._closed_descriptors: set[int] = set()
+        self._drain_is_due = False
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        _configure(self._socket, limits)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        # libzmq closes the descriptor itself; closing it twice would abort the process.
+        self._socket.setsockopt(zmq.USE_FD, listener.socket.detach())
+        self._socket.bind(listener.endpoint)
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to receive."""
+        self._receiver = receiver
+        self._loop.add_reader(self._socket.get(zmq.FD), self._drain)
+        self._loop.add_reader(self._monitor.get(zmq.FD), self._read_monitor)
+        self._schedule_drain()
+
+    def send(self, connection: Connection, parts: Sequence[Buffer]) -> Sent:
+        """Send a message whole or not at all, without waiting."""
+        try:
+            self._socket.send_multipart(
+                (connection.identity, *parts), flags=zmq.DONTWAIT, copy=False
+            )
+        except zmq.Again:
+            return Sent.BLOCKED
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return Sent.GONE
+        finally:
+            if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                self._schedule_drain()
+        return Sent.SENT
+
+    def close(self) -> None:
+        """Stop receiving, give the last messages a moment to leave, and close."""
+        self._loop.remove_reader(self._socket.get(zmq.FD))
+        self._loop.remove_reader(self._monitor.get(zmq.FD))
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=FAREWELL_MS)
+        self._context.term()
+
+    def _schedule_drain(self) -> None:
+        if not self._drain_is_due:
+            self._drain_is_due = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_is_due = False
+        if self._socket.closed:
+            return
+        for _ in range(BATCH_MESSAGES):
+            if not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                self._report_closed()
+                break
+            self._receive()
+        else:
+            self._schedule_drain()
+        self._receiver.on_writable()
+
+    def _receive(self) -> None:
+        identity = self._socket.recv(zmq.DONTWAIT)
+        frames: list[memoryview] = []
+        more = True
+        while more:
+            frame = self._socket.recv(zmq.DONTWAIT, copy=False)
+            more = frame.more
+            if len(frames) < self._max_frames:
+                frames.append(frame.buffer)
+        connection = self._connections.get(identity) or self._enter(identity, frame)
+        if connection is None:
+            self._receiver.on_anonymous()
+        else:
+            self._receiver.on_message(connection, frames)
+
+    def _enter(self, identity: bytes, frame: zmq.Frame) -> Connection | None:
+        self._read_monitor()
+        peer, descriptor = _peer(frame), frame.get(zmq.SRCFD)
+        if peer is None:
+            return None
+        if descriptor in self._identities:
+            self._disconnected(descriptor)
+        connection = Connection(identity, peer)
+        self._connections[identity] = connection
+        self._identities[descriptor] = identity
+        return connection
+
+    def _read_monitor(self) -> None:
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            event, descriptor = _MONITOR_EVENT.unpack(self._monitor.recv_multipart()[0])
+            if event == zmq.EVENT_DISCONNECTED:
+                self._closed_descriptors.add(descriptor)
+                self._schedule_drain()
+            elif descriptor in self._closed_descriptors:
+                self._closed_descriptors.discard(descriptor)
+                self._disconnected(descriptor)
+
+    def _report_closed(self) -> None:
+        while self._closed_descriptors:
+            self._disconnected(self._closed_descriptors.pop())
+
+    def _disconnected(self, descriptor: int) -> None:
+        identity = self._identities.pop(descriptor, None)
+        connection = self._connections.pop(identity, None) if identity is not None else None
+        if connection is not None:
+            self._receiver.on_disconnected(connection)
+
+
+def _configure(router: zmq.Socket[bytes], limits: Limits) -> None:
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.MAXMSGSIZE, limits.max_frame_bytes),
+        (zmq.SNDHWM, SEND_HIGH_WATER_MESSAGES),
+        (zmq.RCVHWM, RECEIVE_HIGH_WATER_MESSAGES),
+        (zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS),
+        (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+        (zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS),
+    ):
+        router.setsockopt(option, value)
+
+
+def _peer(frame: zmq.Frame) -> Peer | None:
+    try:
+        _, uid, gid, pid = str(frame.get("Peer-Address")).split(":")
+        return Peer(int(uid), int(gid), int(pid))
+    except (zmq.ZMQError, ValueError):
+        return None

@@ -1,0 +1,255 @@
+"""The control plane put together: one event loop owns all of it, from the start to the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from offload_protocol.errors import ShuttingDown, WorkerCrashed
+from offload_protocol.limits import DEFAULT_LIMITS, Limits
+from offload_protocol.messages import Progress
+from offloadd.channel.messages import DeviceReport
+from offloadd.config import Config
+from offloadd.control import stats
+from offloadd.control.admission import Admission, Clocks
+from offloadd.control.arguments import Bounds as ArgumentBounds
+from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.foreman import Foreman
+from offloadd.control.front import Front
+from offloadd.control.handlers import Handlers
+from offloadd.control.jobs import Job
+from offloadd.control.listener import Listener
+from offloadd.control.models import ModelTable
+from offloadd.control.notify import Notifier
+from offloadd.control.results import Results
+from offloadd.control.roles import Roles
+from offloadd.control.router import Router
+from offloadd.control.scheduler import Bounds as QueueBounds
+from offloadd.control.scheduler import Scheduler
+from offloadd.control.sessions import Session, Sessions
+from offloadd.control.supervisor import DEFAULT_PATIENCE, WORKER_COMMAND, Patience, Supervisor
+
+TICK_S = 0.25
+"""How exact deadlines are, and how often places in the queue are told."""
+
+GRACE_S = 5.0
+"""How long a stopping daemon waits for the running job to stop at its border."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a server is given beside its configuration."""
+
+    version: str
+    listener: Listener
+    state_dir: Path
+    roles: Roles
+    environ: Mapping[str, str]
+    worker_command: Sequence[str] = WORKER_COMMAND
+    patience: Patience = DEFAULT_PATIENCE
+    limits: Limits = DEFAULT_LIMITS
+    clock: Callable[[], float] = time.monotonic
+
+
+class Server:
+    """Made and run within an event loop; `stop` may be called from a signal handler of the loop."""
+
+    def __init__(self, config: Config, setting: Setting) -> None:
+        self._config = config
+        self._setting = setting
+        self._clock = setting.clock
+        self._started_s = setting.clock()
+        self._stopping = asyncio.Event()
+        self._was_ready = False
+        self._notifier = Notifier(setting.environ)
+        self._router = Router(setting.listener, setting.limits)
+        self._supervisor = Supervisor(
+            config.daemon.device,
+            setting.clock,
+            setting.state_dir,
+            setting.environ,
+            setting.worker_command,
+            setting.patience,
+        )
+        self._results = Results(config.results.max_bytes)
+        self._sessions = Sessions(self._router, self._results.get)
+        self._models = ModelTable(config.models, self._supervisor.send)
+        self._scheduler = Scheduler(_queue_bounds(config))
+        self._dispatcher = self._new_dispatcher()
+        self._foreman = Foreman(
+            self._models,
+            self._dispatcher,
+            self._scheduler,
+            self._worker_is_ready,
+            self._worker_is_lost,
+        )
+        self._handlers = Handlers(
+            self._sessions,
+            self._dispatcher,
+            self._models,
+            self._results,
+            setting.roles,
+            setting.clock,
+            self._stats,
+        )
+        self._front = Front(
+            self._sessions,
+            self._handlers,
+            setting.limits,
+            setting.version,
+            instance=secrets.token_hex(8),
+            clock=setting.clock,
+            on_left=self._scheduler.client_left,
+        )
+        self._router.start(self._front)
+
+    def _new_dispatcher(self) -> Dispatcher:
+        # Seeds are drawn short, so that people can say them.
+        clocks = Clocks(self._clock, time.time, partial(random.SystemRandom().getrandbits, 32))
+        limits = self._config.limits
+        bounds = ArgumentBounds(
+            limits.max_steps, limits.max_pixels, limits.max_images, limits.max_frames
+        )
+        return Dispatcher(
+            self._scheduler,
+            self._models,
+            self._results,
+            Admission(self._models, self._setting.limits, bounds, clocks),
+            clocks,
+            self._config.results.keep,
+            self,
+            self._supervisor.send,
+        )
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        _log.info("offloadd %s serves %s", self._setting.version, self._setting.listener.endpoint)
+        self._notifier.status("Waiting for the worker to find its device")
+        async with asyncio.TaskGroup() as tasks:
+            supervision = tasks.create_task(self._supervisor.run(self._foreman))
+            beats = [tasks.create_task(self._tick()), tasks.create_task(self._feed_watchdog())]
+            stopped = tasks.create_task(self._stopping.wait())
+            # The supervision ends by itself only through a fault, which the group then raises.
+            await asyncio.wait((stopped, supervision), return_when=asyncio.FIRST_COMPLETED)
+            await self._wind_down()
+            await supervision
+            for beat in beats:
+                beat.cancel()
+        self._router.close()
+
+    def stop(self) -> None:
+        """Begin to stop: no new work, the running job is told to end."""
+        self._stopping.set()
+
+    async def _wind_down(self) -> None:
+        _log.info("stopping")
+        self._notifier.stopping()
+        error = ShuttingDown("the daemon is stopping", hint="submit the job again when it is back")
+        self._dispatcher.refuse(error)
+        self._handlers.refuse_changes(error)
+        self._models.close(error)
+        self._dispatcher.end_waiting(error)
+        deadline_s = self._clock() + GRACE_S
+        while self._dispatcher.running is not None and self._clock() < deadline_s:
+            await asyncio.sleep(0.01)
+        self._supervisor.stop()
+        if self._dispatcher.running is not None:
+            self._dispatcher.worker_lost(WorkerCrashed("the worker did not stop in time"))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._dispatcher.tick()
+
+    async def _feed_watchdog(self) -> None:
+        interval_s = self._notifier.watchdog_interval_s
+        while interval_s is not None:
+            self._notifier.watchdog()
+            await asyncio.sleep(interval_s)
+
+    @property
+    def state(self) -> str:
+        """`starting` until the worker has found its device, `ready`, or `stopping`."""
+        if self._stopping.is_set():
+            return "stopping"
+        return "ready" if self._was_ready else "starting"
+
+    # --- what concerns jobs and the worker ------------------------------------------------------
+
+    def job_moved(self, job: Job) -> None:
+        """Tell those who watch a job how far it is."""
+        progress = Progress(
+            job=job.request.job,
+            state=job.state,
+            position=job.position,
+            step=job.step,
+            steps=job.steps,
+        )
+        for client in job.watchers:
+            self._sessions.push_progress(client, job.key, progress)
+
+    def job_finished(self, job: Job) -> None:
+        """Tell those who watch a job how it ended."""
+        for client in job.watchers:
+            self._sessions.push_finished(client, job.key)
+
+    def _worker_is_ready(self, report: DeviceReport) -> None:
+        status = f"Serving on {report.device} ({report.name})"
+        if self._was_ready:
+            self._notifier.status(status)
+        else:
+            self._notifier.ready(status)
+        self._was_ready = True
+        self._dispatcher.refuse(None)
+
+    def _worker_is_lost(self, cause: WorkerCrashed) -> None:
+        self._notifier.status(cause.message)
+        if self._supervisor.state == "failed":
+            self._dispatcher.refuse(
+                WorkerCrashed(
+                    f"no worker stays alive: {cause.message}",
+                    hint="see the daemon's log; it goes on trying",
+                    details=cause.details,
+                )
+            )
+
+    def _stats(self, session: Session) -> dict[str, Any]:
+        peer, now_s = session.connection.peer, self._clock()
+        facts = stats.DaemonFacts(
+            version=self._setting.version,
+            pid=os.getpid(),
+            uptime_s=now_s - self._started_s,
+            endpoint=self._setting.listener.endpoint,
+            state=self.state,
+            protocol_errors_total=self._front.protocol_errors_total,
+            messages_dropped_total=self._sessions.dropped_total,
+        )
+        sees_all = self._setting.roles.administrates(peer)
+        return {
+            "daemon": stats.daemon(facts),
+            "devices": stats.devices(self._foreman.device),
+            "store": stats.store(self._foreman.device),
+            "models": stats.models(model.info() for model in self._models),
+            "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
+            "jobs": stats.jobs(self._dispatcher, self._results),
+            "workers": stats.workers(self._supervisor),
+            "clients": stats.clients(self._sessions, peer.uid, sees_all, now_s),
+        }
+
+
+def _queue_bounds(config: Config) -> QueueBounds:
+    queue = config.queue
+    return QueueBounds(queue.limit, queue.per_client_limit, queue.max_bytes, queue.model_turn)

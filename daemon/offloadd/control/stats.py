@@ -1,0 +1,115 @@
+"""The answer to `stats`: plain data from the parts' states; its keys change only with a version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from offload_protocol import codec
+from offload_protocol.messages import ModelInfo
+from offloadd.channel.messages import DeviceReport
+from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.results import Results
+from offloadd.control.sessions import Session
+from offloadd.control.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFacts:
+    """The daemon itself."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    endpoint: str
+    state: str
+    protocol_errors_total: int
+    messages_dropped_total: int
+
+
+def daemon(facts: DaemonFacts) -> dict[str, Any]:
+    """The key `daemon`."""
+    return {name: getattr(facts, name) for name in DaemonFacts.__slots__}
+
+
+def devices(report: DeviceReport | None) -> list[dict[str, Any]]:
+    """The key `devices`: empty until the worker has found its device."""
+    if report is None:
+        return []
+    return [
+        {
+            "id": report.device,
+            "name": report.name,
+            "total_bytes": report.total_bytes,
+            "free_bytes": report.free_bytes,
+            # Nothing bounds the weights below the device's size yet.
+            "budget_bytes": report.total_bytes,
+            "resident_bytes": report.resident_bytes,
+            "ring_bytes": report.ring_bytes,
+        }
+    ]
+
+
+def store(report: DeviceReport | None) -> dict[str, int]:
+    """The key `store`; what is 0 does not exist yet."""
+    return {
+        "host_budget_bytes": 0,
+        "host_used_bytes": report.host_bytes if report else 0,
+        "pinned_bytes": 0,
+        "disk_read_bytes_total": 0,
+        "deduplicated_bytes": 0,
+    }
+
+
+def models(infos: Iterable[ModelInfo]) -> list[dict[str, Any]]:
+    """The key `models`."""
+    return [codec.plain(info) for info in infos]
+
+
+def queue(waiting: int, dispatcher: Dispatcher, limit: int) -> dict[str, int]:
+    """The key `queue`."""
+    return {"depth": waiting, "running": int(dispatcher.running is not None), "limit": limit}
+
+
+def jobs(dispatcher: Dispatcher, results: Results) -> dict[str, int]:
+    """The key `jobs`."""
+    return {
+        "completed_total": dispatcher.totals.completed,
+        "failed_total": dispatcher.totals.failed,
+        "cancelled_total": dispatcher.totals.cancelled,
+        "requeued_total": 0,
+        "results_kept": len(results),
+        "results_kept_bytes": results.kept_bytes,
+        "results_evicted_total": results.evicted_total,
+    }
+
+
+def workers(supervisor: Supervisor) -> list[dict[str, Any]]:
+    """The key `workers`."""
+    cause = supervisor.last_cause
+    return [
+        {
+            "device": supervisor.device,
+            "pid": supervisor.pid,
+            "state": supervisor.state,
+            "restarts_total": supervisor.restarts_total,
+            "last_error": cause.message if cause else None,
+        }
+    ]
+
+
+def clients(sessions: Iterable[Session], viewer_uid: int, sees_all: bool, now_s: float) -> Any:
+    """The key `clients`: the viewer's own, or all for an administrator."""
+    return [
+        {
+            "program": session.program,
+            "version": session.client_version,
+            "uid": session.uid,
+            "pid": session.connection.peer.pid,
+            "connected_s": now_s - session.connected_s,
+            "waiting_bytes": session.outbox.held_bytes,
+        }
+        for session in sessions
+        if sees_all or session.uid == viewer_uid
+    ]

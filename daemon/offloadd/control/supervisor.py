@@ -1,0 +1,215 @@
+"""Keeps one worker process alive per device, and says what became of it.
+
+A worker that dies is replaced after a pause that doubles with each death in a row; one that keeps
+dying makes the device `failed` until one lives. The cause of a death is its exit code or signal and
+the last line it wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from offload_protocol.codec import UNREADABLE
+from offload_protocol.errors import WorkerCrashed
+from offloadd.channel.framing import ChannelClosed, ControlEnd, Frame
+from offloadd.channel.messages import DeviceReport, ToWorker, WorkerNews
+from offloadd.control.worker_output import WorkerOutput
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "offloadd.worker")
+
+WorkerState = Literal["starting", "ready", "restarting", "failed", "stopped"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Times of the supervision in seconds, and the deaths in a row that make a device `failed`."""
+
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 60.0
+    steady_s: float = 30.0
+    """A worker that was ready this long was sound: its death is the first in a row."""
+    exit_s: float = 3.0
+    """How long a worker whose channel closed may take to end before it is killed."""
+    deaths_until_failed: int = 3
+
+
+DEFAULT_PATIENCE = Patience()
+
+
+class Overseer(Protocol):
+    """Who is told about a worker."""
+
+    def on_worker_ready(self, report: DeviceReport) -> None:
+        """A worker has found its device and takes orders."""
+
+    def on_worker_news(self, news: WorkerNews, frames: list[bytes]) -> None:
+        """A worker says something."""
+
+    def on_worker_lost(self, cause: WorkerCrashed) -> None:
+        """The worker has died."""
+
+
+class Supervisor:
+    """One device's worker; `command` gets `--channel-fd N --device D` appended."""
+
+    def __init__(
+        self,
+        device: str,
+        clock: Callable[[], float],
+        directory: Path,
+        environ: Mapping[str, str],
+        command: Sequence[str] = WORKER_COMMAND,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
+        self.device = device
+        self.state: WorkerState = "starting"
+        self.pid: int | None = None
+        self.restarts_total = 0
+        self.last_cause: WorkerCrashed | None = None
+        self._clock = clock
+        self._directory = directory
+        self._environ = environ
+        self._command = tuple(command)
+        self._patience = patience
+        self._channel: ControlEnd | None = None
+        self._ready_s: float | None = None
+        self._deaths_in_a_row = 0
+        self._stopping = asyncio.Event()
+
+    def send(self, message: ToWorker, frames: Sequence[Frame] = ()) -> None:
+        """Hand a message to the worker; without one it goes nowhere, and the loss is reported."""
+        if self._channel is not None:
+            self._channel.send(message, frames)
+
+    async def run(self, overseer: Overseer) -> None:
+        """Start workers until `stop`, and tell `overseer` about them."""
+        while not self._stopping.is_set():
+            try:
+                cause = await self._one_life(overseer)
+            except OSError as error:
+                cause = WorkerCrashed(f"the worker process cannot be started: {error}")
+            if self._stopping.is_set():
+                break
+            self._note_death(cause)
+            overseer.on_worker_lost(cause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), timeout=self._pause_s())
+            self.restarts_total += 1
+        self.state = "stopped"
+
+    def stop(self) -> None:
+        """Close the channel, at which the worker exits; `run` ends when it has."""
+        self._stopping.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    async def _one_life(self, overseer: Overseer) -> WorkerCrashed:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *("--channel-fd", str(theirs.fileno()), "--device", self.device),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=self._directory,
+                env=_worker_environment(self._environ),
+                # Ctrl-C at a terminal reaches a whole process group; stopping is ours to do.
+                process_group=0,
+            )
+        self.pid, self._ready_s = process.pid, None
+        output = WorkerOutput(process.pid)
+        reading = asyncio.create_task(output.follow(process.stdout))
+        self._channel = await ControlEnd.open(ours)
+        if self._stopping.is_set():
+            self._channel.close()
+        try:
+            await self._listen(self._channel, overseer)
+        finally:
+            self._channel.close()
+            self._channel = None
+            exit_code = await self._end(process)
+            with contextlib.suppress(TimeoutError):
+                # A child of the worker may hold the pipe open.
+                await asyncio.wait_for(reading, timeout=1.0)
+            self.pid = None
+        return _cause(exit_code, output.last_line)
+
+    async def _listen(self, channel: ControlEnd, overseer: Overseer) -> None:
+        while True:
+            try:
+                news, frames = await channel.receive()
+            except ChannelClosed:
+                return
+            except UNREADABLE as error:
+                _log.error("the worker sent a message that cannot be read: %s", error)
+                return
+            if self._ready_s is None and isinstance(news, DeviceReport):
+                self.state, self._ready_s = "ready", self._clock()
+                overseer.on_worker_ready(news)
+            overseer.on_worker_news(news, frames)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> int:
+        try:
+            return await asyncio.wait_for(process.wait(), timeout=self._patience.exit_s)
+        except TimeoutError:
+            _log.warning("worker %d did not end by itself and is killed", process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            return await process.wait()
+
+    def _note_death(self, cause: WorkerCrashed) -> None:
+        steady = (
+            self._ready_s is not None and self._clock() - self._ready_s >= self._patience.steady_s
+        )
+        self._deaths_in_a_row = 1 if steady else self._deaths_in_a_row + 1
+        self.last_cause = cause
+        failed = self._deaths_in_a_row >= self._patience.deaths_until_failed
+        self.state = "failed" if failed else "restarting"
+        _log.error("%s; next attempt in %.1f s", cause.message, self._pause_s())
+
+    def _pause_s(self) -> float:
+        doubled = self._patience.first_pause_s * 2.0 ** min(self._deaths_in_a_row - 1, 30)
+        return min(doubled, self._patience.longest_pause_s)
+
+
+def _worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    # What systemd says to the main process alone must not be answered by another.
+    ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"}
+    return {name: value for name, value in environ.items() if name not in ours}
+
+
+def _cause(exit_code: int, last_line: str) -> WorkerCrashed:
+    details: dict[str, object] = {"last_line": last_line}
+    if exit_code < 0:
+        name = _signal_name(-exit_code)
+        details["signal"] = name
+        how = f"was killed by {name}"
+    else:
+        details["exit_code"] = exit_code
+        how = f"ended with exit code {exit_code}"
+    said = f"; its last line: {last_line}" if last_line else ""
+    return WorkerCrashed(
+        f"the worker process {how}{said}",
+        hint="the daemon's log has what it wrote; a new worker is started",
+        details=details,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,179 @@
+"""A worker that speaks the channel and does what a job's prompt says, without torch.
+
+It is a real process, so that deaths, hangs and broken messages are real. Prompts: `echo`,
+`steps N` (10 ms each, cancellable), `hang` (until cancelled), `deaf` (never looks at a cancel),
+`exit N`, `kill SIGNAL`, `big BYTES`, `error CODE`. Sources of models: `/good`, `/bad` (cannot be
+described), `/broken` (cannot be loaded), `/slow` (takes 0.3 s to load), `/deadly` (loading kills).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+
+from offload_protocol.messages import ComponentInfo, ErrorInfo, Outcome, Timings
+from offloadd.channel.framing import ChannelClosed, WorkerEnd
+from offloadd.channel.messages import (
+    CancelJob,
+    DeviceReport,
+    JobEnded,
+    JobProgressed,
+    LoadModel,
+    ModelDescribed,
+    ModelFailed,
+    ModelLoaded,
+    ModelUnloaded,
+    ParameterInfo,
+    Register,
+    RunJob,
+    UnloadModel,
+    WorkerOrder,
+)
+
+PARAMETERS = [
+    ParameterInfo(name="prompt", kinds=["str", "list"], required=True),
+    ParameterInfo(name="num_inference_steps", kinds=["int"]),
+    ParameterInfo(name="height", kinds=["int", "none"]),
+    ParameterInfo(name="width", kinds=["int", "none"]),
+    ParameterInfo(name="guidance_scale", kinds=["float"]),
+    ParameterInfo(name="image", kinds=["image", "array"]),
+]
+
+
+class ScriptedWorker:
+    def __init__(self, channel: WorkerEnd, device: str) -> None:
+        self.channel = channel
+        self.device = device
+        self.orders: queue.Queue[tuple[WorkerOrder, list[bytearray]]] = queue.Queue()
+        self.sources: dict[str, str] = {}
+        self.cancelled: set[str] = set()
+
+    def receive(self) -> None:
+        try:
+            while True:
+                message, frames = self.channel.receive()
+                if isinstance(message, CancelJob):
+                    self.cancelled.add(message.job)
+                else:
+                    self.orders.put((message, frames))
+        except ChannelClosed:
+            os._exit(0)
+
+    def run(self) -> None:
+        threading.Thread(target=self.receive, daemon=True).start()
+        self.channel.send(
+            DeviceReport(
+                device=self.device, name="scripted", total_bytes=1000, free_bytes=900, host_bytes=5
+            )
+        )
+        while True:
+            message, frames = self.orders.get()
+            match message:
+                case Register():
+                    self.register(message)
+                case LoadModel():
+                    self.load(message.name)
+                case UnloadModel():
+                    self.channel.send(ModelUnloaded(name=message.name))
+                case RunJob():
+                    self.job(message, frames)
+
+    def register(self, message: Register) -> None:
+        name, source = message.spec.name, message.spec.source
+        if source == "/bad":
+            error = ErrorInfo(code="model_load_failed", message="/bad is not a pipeline")
+            self.channel.send(ModelFailed(name=name, error=error))
+            return
+        self.sources[name] = source
+        self.channel.send(
+            ModelDescribed(
+                name=name,
+                pipeline="ScriptedPipeline",
+                dtype="float32",
+                offload="none",
+                components=[ComponentInfo(name="unet", bytes=100)],
+                parameters=PARAMETERS,
+            )
+        )
+
+    def load(self, name: str) -> None:
+        source = self.sources[name]
+        if source == "/deadly":
+            print("loading was too much", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if source == "/broken":
+            error = ErrorInfo(code="model_load_failed", message="/broken/unet is truncated")
+            self.channel.send(ModelFailed(name=name, error=error))
+            return
+        if source == "/slow":
+            time.sleep(0.3)
+        print(f"loading {name}", file=sys.stderr, flush=True)
+        components = [ComponentInfo(name="unet", bytes=100, resident_bytes=100)]
+        self.channel.send(
+            ModelLoaded(name=name, offload="none", components=components, loading_s=0.01)
+        )
+
+    def job(self, message: RunJob, frames: list[bytearray]) -> None:
+        prompt = message.arguments["prompt"]
+        word, _, rest = str(prompt).partition(" ")
+        match word:
+            case "steps":
+                self.steps(message.job, int(rest))
+            case "hang":
+                self.steps(message.job, 1_000_000)
+            case "deaf":
+                time.sleep(1000)
+            case "exit":
+                print("the last words", file=sys.stderr, flush=True)
+                os._exit(int(rest))
+            case "kill":
+                os.kill(os.getpid(), signal.Signals[rest])
+            case "garbage":
+                self.channel._socket.sendall(b"\x01\0\0\0\x01\0\0\0\0\0\0\0\xc1")
+            case "error":
+                error = ErrorInfo(code=rest, message=f"told to say {rest}")
+                self.channel.send(JobEnded(job=message.job, error=error))
+            case "big":
+                self.ended(message, [bytes(int(rest))])
+            case _:
+                self.ended(message, list(frames))
+
+    def steps(self, job: str, count: int) -> None:
+        for step in range(1, count + 1):
+            if job in self.cancelled:
+                error = ErrorInfo(code="cancelled", message="stopped at a border")
+                self.channel.send(JobEnded(job=job, error=error))
+                return
+            time.sleep(0.01)
+            self.channel.send(JobProgressed(job=job, state="running", step=step, steps=count))
+        self.channel.send(JobEnded(job=job, outcome=Outcome(outputs={"steps": count}, seeds=[0])))
+
+    def ended(self, message: RunJob, frames: list[bytes] | list[bytearray]) -> None:
+        outputs = {"arguments": message.arguments, "pid": os.getpid(), "frames": len(frames)}
+        outcome = Outcome(outputs=outputs, seeds=[message.seed], timings=Timings(running_s=0.5))
+        self.channel.send(JobEnded(job=message.job, outcome=outcome), frames)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--late-s", type=float, default=0.0)
+    parser.add_argument("--die-at-start", action="store_true")
+    options = parser.parse_args()
+    if options.die_at_start:
+        print("no device here", file=sys.stderr, flush=True)
+        os._exit(20)
+    time.sleep(options.late_s)
+    channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
+    ScriptedWorker(channel, options.device).run()
+
+
+if __name__ == "__main__":
+    main()
