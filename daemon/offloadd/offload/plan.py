@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from offload_protocol.errors import OutOfMemory
 from offload_protocol.sizes import format_duration, format_size
 from offloadd.offload.residency import Question, search
-from offloadd.offload.schedule import StepWork, Timeline, simulate
+from offloadd.offload.schedule import StepWork, Timeline, exact_step_s, quick_step_s, simulate
 from offloadd.store.layout import align
 
-JUDGED_EXACTLY = 6
+ENOUGH_SLOTS = (2, 3, 4, 6, 8, 12, 16)
+"""Ring depths, in largest streamed groups, of which the smallest that is as good is taken."""
+
+JUDGED_EXACTLY = 4
 """So many of the quick search's best answers are simulated through the engine's own ring."""
 
 AS_GOOD = 1.001
@@ -118,7 +121,7 @@ class Plan:
 
     def timeline(self) -> Timeline:
         """What the simulation expects both queues to do."""
-        return _simulated(self.work(), self.ring_bytes, self.given.alignment_bytes)
+        return simulate(self.work(), self.ring_bytes)
 
     def explain(self) -> str:
         """The plan in a few lines, as every out-of-memory error shows it."""
@@ -158,7 +161,7 @@ def make_plan(given: PlanInput) -> Plan:
     judged = [
         Plan(given, answer.resident, answer.ring_bytes, step_s)
         for answer in search(question)[:JUDGED_EXACTLY]
-        for step_s in [_step_s(question.work(answer.resident), answer.ring_bytes, given)]
+        for step_s in [exact_step_s(question.work(answer.resident), answer.ring_bytes)]
     ]
     best_s = min(plan.predicted_step_s for plan in judged)
     good = [plan for plan in judged if plan.predicted_step_s <= best_s * AS_GOOD]
@@ -195,7 +198,7 @@ def correct_plan(plan: Plan, measured: Measured) -> Plan:
     kept = Plan(given, plan.resident, plan.ring_bytes, 0.0)
     if kept.predicted_device_bytes > given.budget_bytes:
         return better
-    kept = replace(kept, predicted_step_s=_step_s(kept.work(), kept.ring_bytes, given))
+    kept = replace(kept, predicted_step_s=exact_step_s(kept.work(), kept.ring_bytes))
     return better if better.predicted_step_s < kept.predicted_step_s * WORTH_CHANGING else kept
 
 
@@ -210,26 +213,18 @@ def keep_better(old: Plan, new: Plan, measured_old_s: float, measured_new_s: flo
     return new if measured_new_s <= measured_old_s * NOT_SLOWER else returned
 
 
-def _step_s(work: StepWork, ring_bytes: int, given: PlanInput) -> float:
-    return _simulated(work, ring_bytes, given.alignment_bytes).step_s
-
-
-def _simulated(work: StepWork, ring_bytes: int, alignment_bytes: int) -> Timeline:
-    return simulate(work, ring_bytes, alignment_bytes=alignment_bytes)
-
-
 def _with_enough_ring(plan: Plan, good_s: float) -> Plan:
     """Give back what the ring does not need, but keep one more slot than that for uneven times."""
-    question = plan.given.question()
-    slot = question.smallest_ring_bytes(plan.resident)
+    slot = plan.given.question().smallest_ring_bytes(plan.resident)
     work = plan.work()
-    for slots in (2, 3, 4, 6, 8, 12, 16):
-        ring = slots * slot
-        if ring + slot >= plan.ring_bytes:
+    for slots in ENOUGH_SLOTS:
+        ring_bytes = (slots + 1) * slot
+        if ring_bytes >= plan.ring_bytes:
             break
-        if _step_s(work, ring, plan.given) <= good_s:
-            ring += slot
-            return replace(plan, ring_bytes=ring, predicted_step_s=_step_s(work, ring, plan.given))
+        if quick_step_s(work, slots * slot) <= good_s:
+            step_s = exact_step_s(work, ring_bytes)
+            if step_s <= good_s:
+                return replace(plan, ring_bytes=ring_bytes, predicted_step_s=step_s)
     return plan
 
 

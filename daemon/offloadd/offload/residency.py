@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from offloadd.offload.schedule import StepWork, quick_step_s
+from offloadd.offload.schedule import StepWork, exact_step_s, quick_step_s
 
 EXHAUSTIVE_GROUPS = 8
 """Up to so many groups every resident set is tried."""
 
 RING_DEPTHS = (1, 2, 3, 4, 6)
 """Ring sizes, in largest streamed groups, for which spread candidates are made."""
+
+EXACT_POSITIONS = 16
+"""Up to so many positions every candidate is judged exactly; beyond, groups are small for that."""
 
 MINIMUM_EFFORT = 40_000
 EFFORT_PER_POSITION = 200
@@ -74,7 +77,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A resident set with its ring, and the step time that the quick simulation gives it."""
+    """A resident set with its ring, and the step time that the search found for it."""
 
     resident: frozenset[int]
     ring_bytes: int
@@ -110,7 +113,11 @@ class _Search:
         answer: Answer | None = None
         for ring in ring_sizes(self.question, resident):
             self.effort -= 7 * len(self.question.order)
-            step_s = quick_step_s(work, ring)
+            step_s = (
+                exact_step_s(work, ring)
+                if len(self.question.order) <= EXACT_POSITIONS
+                else quick_step_s(work, ring)
+            )
             if answer is None or step_s < answer.step_s:
                 answer = Answer(resident, ring, step_s)
         assert answer is not None

@@ -11,12 +11,13 @@ later time grows with it, and waiting on purpose can only move later times back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from offloadd.offload.ring import Place, Ring
+from offloadd.offload.ring import Place
 from offloadd.store.layout import ALIGNMENT_BYTES, align
 
 WARM_STEPS = 3
@@ -98,36 +99,24 @@ def step_work(
 
 
 def simulate(
-    work: StepWork,
-    ring_bytes: int,
-    *,
-    steps: int = WARM_STEPS + MEASURED_STEPS,
-    alignment_bytes: int = ALIGNMENT_BYTES,
+    work: StepWork, ring_bytes: int, *, steps: int = WARM_STEPS + MEASURED_STEPS
 ) -> Timeline:
-    """Run `steps` steps through the engine's own ring, from empty.
+    """Run `steps` steps through a ring as the engine's is, from empty.
 
     Raises ValueError if a group is larger than the ring.
     """
-    places = _places(work, ring_bytes, steps, alignment_bytes)
     intervals: list[Interval] = []
-    compute_ends: list[float] = []
-    step_ends: list[float] = []
-    queue_free = now = 0.0
-    count = len(work.compute_s)
-    for step in range(steps):
-        for position in range(count):
-            arrived = 0.0
-            if work.streamed_bytes[position]:
-                place, after = next(places)
-                start = max(queue_free, compute_ends[after] if after >= 0 else 0.0)
-                arrived = queue_free = start + work.copy_s[position]
-                intervals.append(Interval("transfer", step, position, start, arrived, place))
-            start = max(now, arrived)
-            now = start + work.compute_s[position]
-            compute_ends.append(now)
-            intervals.append(Interval("compute", step, position, start, now))
-        step_ends.append(now)
-    return Timeline(tuple(intervals), tuple(step_ends))
+    ends = _exact_ends(work, ring_bytes, steps, intervals)
+    return Timeline(tuple(intervals), tuple(ends))
+
+
+def exact_step_s(
+    work: StepWork, ring_bytes: int, *, steps: int = WARM_STEPS + MEASURED_STEPS
+) -> float:
+    """`simulate(...).step_s` without the timeline; infinite if a group is larger than the ring."""
+    if work.largest_bytes > ring_bytes:
+        return float("inf")
+    return steady_step_s(_exact_ends(work, ring_bytes, steps, None))
 
 
 def best_possible_step_s(
@@ -145,9 +134,9 @@ def best_possible_step_s(
 def quick_step_s(
     work: StepWork, ring_bytes: int, *, steps: int = WARM_STEPS + MEASURED_STEPS
 ) -> float:
-    """`simulate(...).step_s` for a ring that never looks behind live places; for searching.
+    """About `exact_step_s`: for a ring that never looks behind live places, which is quicker.
 
-    Infinite if a group is larger than the ring.
+    Equal for equal groups. Infinite if a group is larger than the ring.
     """
     return steady_step_s(_step_ends(work, ring_bytes, steps, contiguous=True))
 
@@ -162,33 +151,79 @@ def steady_step_s(step_ends_s: Sequence[float]) -> float:
     return (step_ends_s[-1] - step_ends_s[warm - 1]) / (len(step_ends_s) - warm)
 
 
-def _places(
-    work: StepWork, ring_bytes: int, steps: int, alignment_bytes: int
-) -> Iterator[tuple[Place, int]]:
-    """For each copy its place and the last position whose compute it waits for, -1 for none.
+class _RingWalk:
+    """Where copies go in a ring, as `ring.Ring` has it when places are freed oldest first.
 
-    A place is taken as soon as enough earlier positions are done, in order: which ones those are
-    does not depend on how long anything takes.
+    A place is taken as soon as enough earlier positions are done: which ones those are does not
+    depend on how long anything takes. The last one freed for a place always lies in it, for without
+    it there was no place; so a copy waits for just that one, and later copies follow in the queue.
     """
-    ring = Ring(ring_bytes, alignment_bytes)
-    live: deque[tuple[int, Place]] = deque()
-    previous: dict[Place, int] = {}
-    count = len(work.streamed_bytes)
-    for index in range(steps * count):
-        size = work.streamed_bytes[index % count]
-        if not size:
-            continue
-        while (place := ring.allocate(size)) is None:
-            released, old = live.popleft()
-            ring.release(old)
-            previous[old] = released
-        after = -1
-        for old, released in list(previous.items()):
-            if old.overlaps(place):
-                after = max(after, released)
-                del previous[old]
-        live.append((index, place))
-        yield place, after
+
+    def __init__(self, ring_bytes: int) -> None:
+        self.freed = -1
+        self._ring_bytes = ring_bytes
+        self._cursor = 0
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._ages: deque[tuple[int, int]] = deque()
+
+    def place(self, size: int, position: int) -> int:
+        """The first byte of the next place; `freed` is the last position it had to wait for."""
+        while (found := self._find(size)) is None:
+            self.freed, old = self._ages.popleft()
+            index = bisect_left(self._starts, old)
+            del self._starts[index], self._stops[index]
+        start, index = found
+        self._starts.insert(index, start)
+        self._stops.insert(index, start + size)
+        self._ages.append((position, start))
+        self._cursor = start + size
+        return start
+
+    def _find(self, size: int) -> tuple[int, int] | None:
+        starts, stops, count = self._starts, self._stops, len(self._starts)
+        first, start = bisect_left(starts, self._cursor), self._cursor
+        if first and stops[first - 1] > start:
+            start = stops[first - 1]
+        for index in (first, 0):
+            while index < count:
+                if start + size <= starts[index]:
+                    return start, index
+                start = stops[index]
+                index += 1
+            if start + size <= self._ring_bytes:
+                return start, count
+            start = 0
+        return None
+
+
+def _exact_ends(
+    work: StepWork, ring_bytes: int, steps: int, intervals: list[Interval] | None
+) -> list[float]:
+    """When each step is done; adds what the queues did to `intervals`."""
+    if work.largest_bytes > ring_bytes:
+        raise ValueError(f"{work.largest_bytes} bytes never fit a ring of {ring_bytes} bytes")
+    ring = _RingWalk(ring_bytes)
+    positions = list(zip(work.streamed_bytes, work.copy_s, work.compute_s, strict=True))
+    computed: list[float] = []
+    ends: list[float] = []
+    queue_free = now = 0.0
+    for step in range(steps):
+        for position, (size, copy_s, compute_s) in enumerate(positions):
+            if size:
+                place = ring.place(size, len(computed))
+                start = max(queue_free, computed[ring.freed]) if ring.freed >= 0 else queue_free
+                queue_free = start + copy_s
+                now = max(now, queue_free)
+                if intervals is not None:
+                    where = Place(place, place + size)
+                    intervals.append(Interval("transfer", step, position, start, queue_free, where))
+            if intervals is not None:
+                intervals.append(Interval("compute", step, position, now, now + compute_s))
+            now += compute_s
+            computed.append(now)
+        ends.append(now)
+    return ends
 
 
 def _step_ends(work: StepWork, ring_bytes: int, steps: int, *, contiguous: bool) -> list[float]:
