@@ -93,7 +93,7 @@ class AsyncClient(Looping):
         `on_progress` may be a plain function or a coroutine function, which is awaited. When the
         task is cancelled, so is the job.
         """
-        wait = self._core.wait("the result", self._core.limit_s(timeout_s))
+        wait = await self._begin("the result", self._core.limit_s(timeout_s))
         job = await self._submit(
             wait,
             model,
@@ -139,7 +139,7 @@ class AsyncClient(Looping):
         result = await job
         """
         return await self._submit(
-            self._core.wait("the answer to submit", self._core.limit_s(timeout_s)),
+            await self._begin("the answer to submit", self._core.limit_s(timeout_s)),
             model,
             prompt,
             arguments,

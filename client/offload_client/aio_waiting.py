@@ -143,6 +143,13 @@ class Looping:
             if timer is not None:
                 timer.cancel()
 
+    async def _begin(self, what: str, limit_s: float | None) -> Wait:
+        """Start a call: with a connection, and knowing of its loss if it was lost unnoticed."""
+        since = time.monotonic()
+        await self.connect()
+        self._move()
+        return self._core.wait(what, limit_s, since=since)
+
     async def _ask(
         self,
         kind: type[Request],
@@ -150,9 +157,8 @@ class Looping:
         otherwise_s: float | None,
         **fields: Any,
     ) -> dict[str, Any]:
-        await self.connect()
         what = f"the answer to {kind.__name__.lower()}"
-        wait = self._core.wait(what, self._core.limit_s(timeout_s, otherwise_s))
+        wait = await self._begin(what, self._core.limit_s(timeout_s, otherwise_s))
         call = self._core.ask(kind, wait, **fields)
         self._move()
         return await self._answer(call, wait)
@@ -173,7 +179,6 @@ class Looping:
         arguments: Mapping[str, Any],
         **options: Any,
     ) -> AsyncJob:
-        await self.connect()
         limits = self._core.session.limits
         submit, frames = submission(model, prompt, arguments, limits, **options)
         record, call = self._core.submit(submit, frames, wait)
@@ -185,11 +190,10 @@ class Looping:
         return AsyncJob(self, record)
 
     async def _find(self, job_id: str, timeout_s: float | None) -> AsyncJob:
-        await self.connect()
+        limit_s = self._core.limit_s(timeout_s, QUICK_TIMEOUT_S)
+        wait = await self._begin("the answer to fetch", limit_s)
         record = self._core.session.jobs.get(job_id) or self._known.get(job_id)
         if record is None:
-            limit_s = self._core.limit_s(timeout_s, QUICK_TIMEOUT_S)
-            wait = self._core.wait("the answer to fetch", limit_s)
             record, call = self._core.follow(job_id)
             self._move()
             await self._answer(call, wait)

@@ -85,6 +85,13 @@ class Blocking:
             raise
         core.life = Life.OPEN
 
+    def _begin(self, what: str, limit_s: float | None) -> Wait:
+        """Start a call: with a connection, and knowing of its loss if it was lost while idle."""
+        since = time.monotonic()
+        self.connect()
+        self._hear()
+        return self._core.wait(what, limit_s, since=since)
+
     def _ask(
         self,
         kind: type[Request],
@@ -92,9 +99,8 @@ class Blocking:
         otherwise_s: float | None,
         **fields: Any,
     ) -> dict[str, Any]:
-        self.connect()
         what = f"the answer to {kind.__name__.lower()}"
-        wait = self._core.wait(what, self._core.limit_s(timeout_s, otherwise_s))
+        wait = self._begin(what, self._core.limit_s(timeout_s, otherwise_s))
         with self._pump.locked():
             call = self._core.ask(kind, wait, **fields)
         return self._answer(call, wait)
@@ -115,7 +121,6 @@ class Blocking:
         arguments: Mapping[str, Any],
         **options: Any,
     ) -> Job:
-        self.connect()
         limits = self._core.session.limits
         submit, frames = submission(model, prompt, arguments, limits, **options)
         with self._pump.locked():
@@ -127,10 +132,7 @@ class Blocking:
         return Job(self, record)
 
     def _find(self, job_id: str, timeout_s: float | None) -> Job:
-        self.connect()
-        wait = self._core.wait(
-            "the answer to fetch", self._core.limit_s(timeout_s, QUICK_TIMEOUT_S)
-        )
+        wait = self._begin("the answer to fetch", self._core.limit_s(timeout_s, QUICK_TIMEOUT_S))
         with self._pump.locked():
             record = self._core.session.jobs.get(job_id) or self._known.get(job_id)
             if record is not None:

@@ -134,7 +134,7 @@ class Client(Blocking):
 
         An interrupt (Ctrl-C) cancels the job, then goes on as `KeyboardInterrupt`.
         """
-        wait = self._core.wait("the result", self._core.limit_s(timeout_s))
+        wait = self._begin("the result", self._core.limit_s(timeout_s))
         job = self._submit(
             wait,
             model,
@@ -178,7 +178,7 @@ class Client(Blocking):
         `timeout_s` is for queueing it alone: until the daemon has accepted it.
         """
         return self._submit(
-            self._core.wait("the answer to submit", self._core.limit_s(timeout_s)),
+            self._begin("the answer to submit", self._core.limit_s(timeout_s)),
             model,
             prompt,
             arguments,

@@ -139,19 +139,25 @@ class Core:
 
     # --- waits ----------------------------------------------------------------------------------
 
-    def wait(self, what: str, timeout_s: float | None, *, job_known: bool = False) -> Wait:
-        """The patience of a caller who starts to wait now.
+    def wait(
+        self,
+        what: str,
+        timeout_s: float | None,
+        *,
+        since: float | None = None,
+        job_known: bool = False,
+    ) -> Wait:
+        """The patience of a caller who began at `since`, or begins now.
 
         Whoever starts while there is no connection learns within the connect timeout; work that is
         under way, and jobs that the daemon already knows, outlive a restart of the daemon.
         """
-        now = time.monotonic()
         settings = self.settings
         connected = self._session is not None and self._session.ready
         grace_s = (
             settings.reconnect_timeout_s if connected or job_known else (settings.connect_timeout_s)
         )
-        return Wait(what, now, timeout_s, grace_s)
+        return Wait(what, time.monotonic() if since is None else since, timeout_s, grace_s)
 
     def limit_s(self, given_s: float | None, otherwise_s: float | None = None) -> float | None:
         """A call's own limit, else the client's, else `otherwise_s`."""

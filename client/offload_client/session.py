@@ -289,7 +289,7 @@ class Session(Watched):
         """When to ask again, or None where the request does not wait or has no time left."""
         said: Any = error.details.get("retry_after_s")
         asked_s = float(said) if isinstance(said, (int, float)) else 1.0
-        wait_s = min(max(asked_s, MIN_RETRY_S), MAX_RETRY_S)
+        wait_s = min(max(MIN_RETRY_S, asked_s), MAX_RETRY_S)  # in this order NaN gives the least
         retry_at = now + wait_s * (1 + RETRY_SPREAD * self._random())
         if not call.patient or (call.deadline is not None and retry_at >= call.deadline):
             return None
