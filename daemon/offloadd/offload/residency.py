@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from offloadd.offload.schedule import StepWork, exact_step_s, quick_step_s
 
@@ -20,8 +21,9 @@ EXHAUSTIVE_GROUPS = 8
 RING_DEPTHS = (1, 2, 3, 4, 6)
 """Ring sizes, in largest streamed groups, for which spread candidates are made."""
 
-EXACT_POSITIONS = 16
-"""Up to so many positions every candidate is judged exactly; beyond, groups are small for that."""
+EXACT_POSITIONS = 64
+"""Up to so many positions every candidate is judged exactly; in longer orders one group counts for
+little, and the quick simulation is close."""
 
 MINIMUM_EFFORT = 40_000
 EFFORT_PER_POSITION = 200
@@ -110,14 +112,12 @@ class _Search:
         if self.best is not None and work.bound_s >= self.best.step_s:
             self.unexplored[resident] = work.bound_s
             return
+        is_short = len(self.question.order) <= EXACT_POSITIONS
+        step_time = exact_step_s if is_short else quick_step_s
         answer: Answer | None = None
         for ring in ring_sizes(self.question, resident):
-            self.effort -= 7 * len(self.question.order)
-            step_s = (
-                exact_step_s(work, ring)
-                if len(self.question.order) <= EXACT_POSITIONS
-                else quick_step_s(work, ring)
-            )
+            self.effort -= (14 if is_short else 7) * len(self.question.order)
+            step_s = step_time(work, ring)
             if answer is None or step_s < answer.step_s:
                 answer = Answer(resident, ring, step_s)
         assert answer is not None
@@ -128,12 +128,21 @@ class _Search:
 
 
 def ring_sizes(question: Question, resident: frozenset[int]) -> list[int]:
-    """The rings worth trying: all room, and the largest whole number of equal slots within it."""
+    """The rings worth trying: all room, and smaller ones that waste no bytes at their end.
+
+    Those are the largest whole number of equal slots, and the two largest neighbours: in a ring
+    that is a little larger places drift, and those two may never lie side by side.
+    """
     smallest = question.smallest_ring_bytes(resident)
     largest = question.largest_ring_bytes(resident)
     if not smallest:
         return [0]
-    return list(dict.fromkeys((largest, largest // smallest * smallest)))
+    streamed = [question.sizes_bytes[group] for group in question.order if group not in resident]
+    neighbours = max(
+        (first + second for first, second in pairwise([*streamed, *streamed[:1]])), default=0
+    )
+    sizes = (largest, largest // smallest * smallest, neighbours)
+    return [size for size in dict.fromkeys(sizes) if smallest <= size <= largest]
 
 
 def search(question: Question, exhaustive_groups: int = EXHAUSTIVE_GROUPS) -> list[Answer]:
