@@ -85,6 +85,8 @@ def test_tensors_are_wanted_only_where_arrays_would_not_do(
     assert [one.name for one in parameters.values() if one.wants_tuple] == ["size"]
 
 
+# Some of them use what torch has deprecated since.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_every_pipeline_of_diffusers_can_be_read() -> None:
     found = 0
     for name in dir(diffusers):

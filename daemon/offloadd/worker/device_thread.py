@@ -13,7 +13,7 @@ from typing import Any
 
 from offload_protocol import values
 from offload_protocol.codec import error_info
-from offload_protocol.errors import OffloadError, StorageFailed
+from offload_protocol.errors import InternalError
 from offload_protocol.messages import ErrorInfo, Outcome, Timings
 from offloadd.channel.framing import ChannelClosed, Frame, WorkerEnd
 from offloadd.channel.messages import (
@@ -113,7 +113,11 @@ class DeviceThread:
             loading_s = loaded.loading_s
         error, done = self._attempt(lambda: self._draw(job, frames, progress, loading_s))
         if done is None:
-            _log.warning("job=%s ended code=%s", job.job, error.code if error else "")
+            assert error is not None
+            _log.warning("job=%s ended code=%s", job.job, error.code)
+            if error.code == "storage_failed":
+                # What rests on disk is gone or unreadable: the next job loads the model anew.
+                self._answer(job.model, lambda: self._unload(job.model, forget=False))
             self._channel.send(JobEnded(job=job.job, error=error))
         else:
             self._channel.send(JobEnded(job=job.job, outcome=done[0]), done[1])
@@ -138,12 +142,7 @@ class DeviceThread:
         )
         meter = PeakMeter(self._device.torch_device)
         start_s = time.monotonic()
-        try:
-            outputs = model.run(call, progress.running, progress.at_border)
-        except (OSError, StorageFailed):
-            # What rests on disk is gone or unreadable: the next job loads the model anew.
-            self._models.unload(job.model)
-            raise
+        outputs = model.run(call, progress.running, progress.at_border)
         running_s = time.monotonic() - start_s
         packed: list[values.Frame] = []
         outcome = Outcome(
@@ -173,10 +172,11 @@ class DeviceThread:
         return info, None
 
     def _told(self, error: Exception) -> ErrorInfo:
-        if not isinstance(error, OffloadError):
-            _log.error("unexpected %s", type(error).__name__, exc_info=error)
         free_bytes = measure(self._device).free_bytes
-        return error_info(to_offload_error(error, free_bytes, str(self._device.torch_device)))
+        told = to_offload_error(error, free_bytes, str(self._device.torch_device))
+        if isinstance(told, InternalError):
+            _log.error("unexpected %s", type(error).__name__, exc_info=error)
+        return error_info(told)
 
     def _report(self) -> None:
         self._channel.send(report(self._device, self._models.resident_bytes))

@@ -29,7 +29,9 @@ _STICKY = re.compile(
     r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED"
 )
 _SHAPES = re.compile(r"shape|size of tensor|dimension|mat1 and mat2|expected input", re.IGNORECASE)
-_DIFFUSERS_OWN_CODE = re.compile(r"[/\\]diffusers[/\\](pipelines|image_processor|video_processor)")
+_PIPELINE_CODE = re.compile(r"/diffusers/(pipelines/|image_processor|video_processor)")
+_LIBRARY_CODE = re.compile(r"/(diffusers|transformers)/")
+_CLUMSY = (TypeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError)
 
 
 def is_device_fault(error: BaseException) -> bool:
@@ -100,13 +102,15 @@ def _is_cuda_alloc_failure(error: BaseException) -> bool:
 
 
 def _is_about_arguments(error: Exception) -> bool:
-    if isinstance(error, (ValueError, TypeError, AssertionError)):
-        return _raised_in_pipeline_code(error.__traceback__)
-    return isinstance(error, RuntimeError) and _SHAPES.search(str(error)) is not None
+    # Both libraries complain about their callers by ValueError. A pipeline's own code also trips
+    # over arguments in clumsier ways; deeper down, those may be anybody's fault.
+    if isinstance(error, ValueError):
+        return _was_raised_in(_LIBRARY_CODE, error.__traceback__)
+    if isinstance(error, RuntimeError) and _SHAPES.search(str(error)) is not None:
+        return True
+    return isinstance(error, _CLUMSY) and _was_raised_in(_PIPELINE_CODE, error.__traceback__)
 
 
-def _raised_in_pipeline_code(trace: TracebackType | None) -> bool:
-    # A check of the pipeline itself speaks about the request; the same exception from deeper down
-    # may be anybody's fault.
+def _was_raised_in(code: re.Pattern[str], trace: TracebackType | None) -> bool:
     frames = traceback.extract_tb(trace)
-    return bool(frames) and _DIFFUSERS_OWN_CODE.search(frames[-1].filename) is not None
+    return bool(frames) and code.search(frames[-1].filename) is not None

@@ -1,0 +1,38 @@
+"""A worker in which a layer raises the error that a file asks for, once; for faults of devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from offloadd.worker.__main__ import main
+
+ERRORS: dict[str, Any] = {
+    "out_of_memory": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB."
+    ),
+    "sticky": lambda: torch.AcceleratorError(
+        "CUDA error: an illegal memory access was encountered"
+    ),
+    "sticky_text": lambda: RuntimeError("CUDA error: unspecified launch failure"),
+    "memory": MemoryError,
+    "bug": lambda: KeyError("hidden_states"),
+    "disk": lambda: FileNotFoundError(2, "No such file or directory", "/gone/group_1.safetensors"),
+}
+FAULT = Path(os.environ["FAULT_FILE"])
+
+
+def fail_once(module: torch.nn.Module, arguments: Any) -> None:
+    if isinstance(module, torch.nn.Conv2d) and FAULT.exists():
+        kind = FAULT.read_text()
+        FAULT.unlink()
+        raise ERRORS[kind]()
+
+
+register_module_forward_pre_hook(fail_once)
+main(sys.argv[1:])
