@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 from safetensors.torch import save
@@ -68,6 +68,7 @@ def one(dtype: object = "U8", shape: object = (4,), offsets: object = (0, 4)) ->
     return {"w": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
 
 
+@settings(deadline=None)
 @given(tables)
 def test_every_file_that_safetensors_writes_is_read_as_it_reads_it(
     table: dict[str, tuple[str, list[int]]],
@@ -81,6 +82,7 @@ def test_every_file_that_safetensors_writes_is_read_as_it_reads_it(
     assert header.data_start_bytes + header.data_bytes == len(blob)
 
 
+@settings(deadline=None)
 @given(tables, st.data())
 def test_a_damaged_file_is_refused_or_is_one_that_safetensors_takes_too(
     table: dict[str, tuple[str, list[int]]], data: st.DataObject
@@ -107,6 +109,7 @@ def test_a_damaged_file_is_refused_or_is_one_that_safetensors_takes_too(
         pytest.fail(f"accepted what safetensors refuses: {error}")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_header_give_the_coded_error_only(noise: bytes) -> None:
     # Random bytes never hold eight of a small length and then an object of JSON by chance.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload_protocol.errors import ModelLoadFailed
@@ -17,6 +17,7 @@ from offloadd.store.scatter import BUFFERED, Alignment, scatter
 
 ALIGNMENTS = (BUFFERED, Alignment(512, 4, 1024), Alignment(512, 512, 512), Alignment(4096, 4096, 1))
 ADDRESS = 4096 * 7
+PATTERN = bytes((7 * at + at // 256) % 256 for at in range(100_000))
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,7 @@ class World:
     index: CheckpointIndex
     layout: Layout
     extent: bytes
-
-    def is_payload(self, at: int) -> bool:
-        return any(
-            slot.offset_bytes <= at < slot.stop_bytes for slot in self.layout.slots().values()
-        )
+    """What a naive copy gives; the gaps hold 0xEE."""
 
 
 @st.composite
@@ -45,10 +42,10 @@ def worlds(draw: st.DrawFn) -> World:
             name = f"f{file_index}.t{at}"
             places[name] = TensorPlace(TensorSpec(name, "U8", (size,)), file_index, cursor)
             cursor += size + draw(st.sampled_from([0, 0, 0, 100, 9000]))
-        files.append(bytes((31 * file_index + 7 * at + at // 256) % 256 for at in range(cursor)))
+        files.append((PATTERN[97 * file_index :] * 2)[:cursor])
     names = draw(st.permutations(sorted(places)))
     layout = lay_out((name, [places[name].spec]) for name in names)
-    extent = bytearray(layout.size_bytes)
+    extent = bytearray(b"\xee" * layout.size_bytes)
     for name, slot in layout.slots().items():
         place = places[name]
         data = files[place.file_index][place.start_bytes : place.stop_bytes]
@@ -90,6 +87,7 @@ def carry_out(
     return into
 
 
+@settings(deadline=None)
 @given(worlds(), st.data())
 def test_any_range_is_filled_as_a_naive_copy_would_and_gaps_are_left_alone(
     world: World, data: st.DataObject
@@ -102,9 +100,7 @@ def test_any_range_is_filled_as_a_naive_copy_would_and_gaps_are_left_alone(
     chunks = plan_chunks(segments, chunk_bytes, bridge_bytes=bridge_bytes)
     how = data.draw(st.sampled_from(ALIGNMENTS))
     into = carry_out(chunks, world.files, stop - start, how)
-    expected = bytes(
-        world.extent[at] if world.is_payload(at) else 0xEE for at in range(start, stop)
-    )
+    expected = world.extent[start:stop]
     assert into == expected
     assert all(chunk.stop_bytes - chunk.start_bytes <= chunk_bytes for chunk in chunks)
     assert all(chunk.start_bytes % BLOCK_BYTES == 0 for chunk in chunks)
@@ -115,6 +111,7 @@ def test_any_range_is_filled_as_a_naive_copy_would_and_gaps_are_left_alone(
     assert sum(chunk.payload_bytes for chunk in chunks) == sum(one.size_bytes for one in segments)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 9000)), min_size=1, max_size=5))
 def test_segments_that_share_bytes_of_a_file_are_each_filled(ranges: list[tuple[int, int]]) -> None:
     data = bytes(at * 7 % 251 for at in range(20000))
