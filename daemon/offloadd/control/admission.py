@@ -10,7 +10,7 @@ from offload_protocol.errors import InvalidRequest
 from offload_protocol.limits import Limits
 from offload_protocol.messages import Submit
 from offloadd.control.arguments import MAX_SEED, Bounds, check_arguments
-from offloadd.control.jobs import Job, Owner, job_key
+from offloadd.control.jobs import Fingerprint, Job, Owner, job_key
 from offloadd.control.models import HostedModel, ModelTable
 
 MAX_PRIORITY = 100
@@ -35,7 +35,7 @@ class Admission:
         self._clocks = clocks
 
     def admit(
-        self, owner: Owner, request: Submit, frames: Sequence[memoryview], mark: bytes
+        self, owner: Owner, request: Submit, frames: Sequence[memoryview], mark: Fingerprint
     ) -> Job:
         """The job that a request asks for; `mark` is its fingerprint.
 

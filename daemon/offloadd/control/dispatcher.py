@@ -9,12 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import (
@@ -25,37 +20,13 @@ from offload_protocol.errors import (
     OffloadError,
     WorkerCrashed,
 )
-from offload_protocol.messages import Finished, JobState, Submit
+from offload_protocol.messages import Submit
 from offloadd.channel.messages import CancelJob, JobEnded, JobProgressed, RunJob, ToWorker
-from offloadd.control.admission import Admission, Clocks
-from offloadd.control.jobs import Job, JobTable, Owner, check_id, fingerprint, job_key
+from offloadd.control.admission import Admission
+from offloadd.control.endings import Endings, Watchers
+from offloadd.control.jobs import Fingerprint, Job, Owner, check_id, fingerprint, job_key
 from offloadd.control.models import HostedModel, ModelTable
-from offloadd.control.results import Results, encoded
 from offloadd.control.scheduler import Scheduler, Ticket
-
-FIRST_GUESS_S = 5.0
-"""How long a job takes, before one has ended."""
-
-_log = logging.getLogger(__name__)
-
-
-class Watchers(Protocol):
-    """Who tells clients about their jobs."""
-
-    def job_moved(self, job: Job) -> None:
-        """Its state, step or position changed."""
-
-    def job_finished(self, job: Job) -> None:
-        """It has ended; its end is in the results."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Jobs that have ended since the daemon started."""
-
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
 
 
 class Dispatcher:
@@ -65,28 +36,24 @@ class Dispatcher:
         self,
         scheduler: Scheduler,
         models: ModelTable,
-        results: Results,
+        endings: Endings,
         admission: Admission,
-        clocks: Clocks,
-        keep_s: float,
+        clock: Callable[[], float],
         watchers: Watchers,
         order: Callable[[ToWorker, Sequence[memoryview]], None],
     ) -> None:
-        self.table = JobTable()
-        self.totals = Totals()
+        self.table = endings.table
         self.running: Job | None = None
         self._scheduler = scheduler
         self._models = models
-        self._results = results
+        self._endings = endings
         self._admission = admission
-        self._keep_s = keep_s
-        self._clocks = clocks
+        self._clock = clock
         self._watchers = watchers
         self._order = order
         self._has_worker = False
         self._refusal: OffloadError | None = None
         self._positions_are_old = False
-        self._typical_s = FIRST_GUESS_S
 
     # --- what clients ask -----------------------------------------------------------------------
 
@@ -111,9 +78,9 @@ class Dispatcher:
             submitted_s=now_s,
             priority=request.priority,
             deadline_s=None if wait_s is None else now_s + wait_s,
-            size_bytes=sum(len(frame) for frame in frames),
+            size_bytes=mark.size_bytes,
         )
-        self._scheduler.add(ticket, retry_after_s=max(self._typical_s, 1.0))
+        self._scheduler.add(ticket, retry_after_s=self._endings.retry_after_s)
         self.table.add(job)
         job.position = len(self._scheduler)
         self._positions_are_old = True
@@ -124,7 +91,7 @@ class Dispatcher:
         """End a job; nothing happens to one that has ended."""
         reason = reason or Cancelled("the job was cancelled")
         if self._scheduler.remove(job.key):
-            self._finish(job, "cancelled" if isinstance(reason, Cancelled) else "failed", reason)
+            self._finish(job, reason)
         elif job is self.running:
             job.stopping = job.stopping or reason
             self._order(CancelJob(job=job.key), ())
@@ -137,10 +104,6 @@ class Dispatcher:
         """End all jobs that wait and stop the one that runs."""
         for job in self.table.live():
             self.cancel(job, error)
-
-    def is_used(self, model: str) -> bool:
-        """Some job on this model waits or runs."""
-        return any(job.request.model == model for job in self.table.live())
 
     # --- what the worker says -------------------------------------------------------------------
 
@@ -155,7 +118,7 @@ class Dispatcher:
         job, self.running = self.running, None
         if job is not None:
             error = job.stopping or cause
-            self._finish(job, "cancelled" if isinstance(error, Cancelled) else "failed", error)
+            self._finish(job, error)
 
     def model_known(self, model: HostedModel) -> None:
         """A model was described, or cannot be: judge the jobs that wait for that."""
@@ -165,7 +128,7 @@ class Dispatcher:
             error = codec.to_exception(model.error)
             for job in self.table.live():
                 if job.request.model == model.spec.name and self._scheduler.remove(job.key):
-                    self._finish(job, "failed", error)
+                    self._finish(job, error)
 
     def progressed(self, news: JobProgressed) -> None:
         """The running job has come further."""
@@ -174,7 +137,7 @@ class Dispatcher:
             return
         job.state, job.step, job.steps = news.state, news.step, news.steps
         if news.state == "running" and job.running_since_s is None:
-            job.running_since_s = self._clocks.monotonic_s()
+            job.running_since_s = self._clock()
         self._watchers.job_moved(job)
 
     def ended(self, news: JobEnded, frames: Sequence[bytes]) -> None:
@@ -183,25 +146,25 @@ class Dispatcher:
         if job is None or job.key != news.job:
             return
         self.running = None
+        self._positions_are_old = True
         if news.outcome is not None:
-            self._complete(job, news, frames)
+            self._endings.complete(job, news.outcome, frames)
         else:
-            self._fail(job, news)
+            self._endings.fail(job, _reason(job, news))
         self._start_next()
 
     # --- what time does -------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Enforce deadlines, forget what is old, tell who has moved up in the queue."""
-        now_s = self._clocks.monotonic_s()
+        now_s = self._clock()
         for key in self._scheduler.expired(now_s):
             job = self.table.get(key)
             if job is not None:
                 waited_s = job.request.queue_timeout_s
                 self.cancel(job, DeadlineExceeded(f"the job waited longer than {waited_s} s"))
         self._stop_overdue(now_s)
-        for key in self.table.expired(now_s - self._keep_s):
-            self._forget(key)
+        self._endings.forget_old(now_s)
         if self._positions_are_old:
             self._tell_positions(now_s)
 
@@ -223,13 +186,13 @@ class Dispatcher:
 
     # --- states ---------------------------------------------------------------------------------
 
-    def _said_again(self, job: Job, owner: Owner, mark: bytes) -> Job:
+    def _said_again(self, job: Job, owner: Owner, mark: Fingerprint) -> Job:
         if job.fingerprint != mark:
             raise IdConflict(
                 f"the job id {job.request.job!r} was already used for another request",
                 hint="make a new id for each request",
             )
-        if job.is_final and self._results.get(job.key) is None:
+        if job.is_final and not self._endings.has_result(job):
             raise IdConflict(
                 f"the job {job.request.job!r} has ended and its result was taken",
                 hint="make a new id to run it again",
@@ -239,7 +202,7 @@ class Dispatcher:
 
     def _start_next(self) -> None:
         while self._has_worker and self.running is None:
-            now_s = self._clocks.monotonic_s()
+            now_s = self._clock()
             ticket = self._scheduler.start_next(now_s, self._is_runnable)
             if ticket is None:
                 return
@@ -250,7 +213,7 @@ class Dispatcher:
             try:
                 self._admission.check(job, model)
             except OffloadError as error:
-                self._finish(job, "failed", error)
+                self._finish(job, error)
             else:
                 self._start(job, model, now_s)
 
@@ -273,50 +236,14 @@ class Dispatcher:
         job.frames = ()
         self._watchers.job_moved(job)
 
-    def _complete(self, job: Job, news: JobEnded, frames: Sequence[bytes]) -> None:
-        assert news.outcome is not None
-        waited_s = job.timings(self._clocks.monotonic_s()).queued_s
-        timings = msgspec.structs.replace(news.outcome.timings, queued_s=waited_s)
-        outcome = msgspec.structs.replace(news.outcome, timings=timings)
-        self._end(job, Finished(job=job.request.job, state="done", outcome=outcome), frames)
-        self.totals.completed += 1
-
-    def _fail(self, job: Job, news: JobEnded) -> None:
-        error: OffloadError = WorkerCrashed("the worker said that the job ended, and not how")
-        if news.error is not None:
-            error = codec.to_exception(news.error)
-        if error.code is ErrorCode.CANCELLED:
-            error = job.stopping or error
-        self._finish(job, "cancelled" if isinstance(error, Cancelled) else "failed", error)
-
-    def _finish(self, job: Job, state: JobState, error: OffloadError) -> None:
-        info = codec.error_info(error)
-        self._end(job, Finished(job=job.request.job, state=state, error=info), ())
-        if state == "cancelled":
-            self.totals.cancelled += 1
-        else:
-            self.totals.failed += 1
-
-    def _end(self, job: Job, finished: Finished, frames: Sequence[bytes]) -> None:
-        now_s = self._clocks.monotonic_s()
-        job.state, job.ended_s, job.position, job.frames = finished.state, now_s, None, ()
-        if job.started_s is not None:
-            self._typical_s += 0.2 * (now_s - job.started_s - self._typical_s)
+    def _finish(self, job: Job, error: OffloadError) -> None:
         self._positions_are_old = True
-        self._results.keep(job.key, encoded(finished, frames))
-        for key in self.table.ended(job.key):
-            self._forget(key)
-        self._watchers.job_finished(job)
-        if not self.is_used(job.request.model):
-            self._models.unused(job.request.model)
-        _log.info(
-            "job %s of uid %d on %s: %s",
-            job.request.job,
-            job.owner.uid,
-            job.request.model,
-            finished.error.message if finished.error else "done",
-        )
+        self._endings.fail(job, error)
 
-    def _forget(self, key: str) -> None:
-        self.table.remove(key)
-        self._results.drop(key)
+
+def _reason(job: Job, news: JobEnded) -> OffloadError:
+    if news.error is None:
+        return WorkerCrashed("the worker said that the job ended, and not how")
+    error = codec.to_exception(news.error)
+    # The worker knows that it was to stop, and we know why.
+    return job.stopping or error if error.code is ErrorCode.CANCELLED else error

@@ -80,8 +80,8 @@ class Handlers:
         """Answer a request; raises the `OffloadError` that refuses it."""
         return self._handlers[type(request)](session, request, frames)
 
-    def refuse_changes(self, error: OffloadError) -> None:
-        """From now on, load and unload nothing."""
+    def refuse_changes(self, error: OffloadError | None) -> None:
+        """From now on, answer `load` and `unload` with this error, or, with None, do them again."""
         self._refusal = error
 
     def _ping(self, session: Session, request: Ping, frames: Frames) -> Result:
@@ -137,7 +137,7 @@ class Handlers:
     def _unload(self, session: Session, request: Unload, frames: Frames) -> Answer:
         self._check_changes()
         model = self._models.find(request.name)
-        return self._models.unload(model, self._dispatcher.is_used(request.name))
+        return self._models.unload(model, self._dispatcher.table.uses(request.name))
 
     def _check_changes(self) -> None:
         if self._refusal is not None:

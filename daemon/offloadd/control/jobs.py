@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, OffloadError
 from offload_protocol.messages import FINAL_STATES, JobInfo, JobState, Submit, Timings
@@ -27,6 +29,14 @@ class Owner:
     program: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells two requests apart, and the bytes that a request holds."""
+
+    digest: bytes
+    size_bytes: int
+
+
 @dataclass(slots=True)
 class Job:
     """One request and what became of it. Times with `_s` are the monotonic clock's."""
@@ -34,7 +44,7 @@ class Job:
     key: str
     request: Submit
     owner: Owner
-    fingerprint: bytes
+    fingerprint: Fingerprint
     frames: tuple[memoryview, ...]
     submitted_at: float
     submitted_s: float
@@ -57,6 +67,11 @@ class Job:
     def is_final(self) -> bool:
         """It has ended."""
         return self.state in FINAL_STATES
+
+    def release_request(self) -> None:
+        """Let go of what was asked; the fingerprint stays to know it by."""
+        self.frames = ()
+        self.request = msgspec.structs.replace(self.request, arguments={})
 
     def timings(self, now_s: float) -> Timings:
         """How long it has waited, loaded and computed so far."""
@@ -99,24 +114,15 @@ def check_id(job: str) -> None:
         )
 
 
-def fingerprint(request: Submit, frames: Sequence[memoryview]) -> bytes:
-    """What tells two requests apart; the number of the message does not matter."""
+def fingerprint(request: Submit, frames: Sequence[memoryview]) -> Fingerprint:
+    """The fingerprint of a request; the number of its message does not matter."""
     digest = hashlib.blake2b(digest_size=16)
-    same = Submit(
-        rid=0,
-        job=request.job,
-        model=request.model,
-        arguments=request.arguments,
-        seed=request.seed,
-        priority=request.priority,
-        queue_timeout_s=request.queue_timeout_s,
-        run_timeout_s=request.run_timeout_s,
-    )
-    digest.update(codec.encode(same))
+    body = codec.encode(msgspec.structs.replace(request, rid=0))
+    digest.update(body)
     for frame in frames:
         digest.update(len(frame).to_bytes(8, "little"))
         digest.update(frame)
-    return digest.digest()
+    return Fingerprint(digest.digest(), len(body) + sum(len(frame) for frame in frames))
 
 
 class JobTable:
@@ -147,6 +153,10 @@ class JobTable:
         self._jobs.pop(key, None)
         self._live.pop(key, None)
         self._ended.pop(key, None)
+
+    def uses(self, model: str) -> bool:
+        """Some job on this model has not ended."""
+        return any(job.request.model == model for job in self._live.values())
 
     def get(self, key: str) -> Job | None:
         """The job of that key."""

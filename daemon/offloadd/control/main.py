@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from offloadd.config import Config, config_file, describe, load_config
 from offloadd.control.listener import Access, Listener, listen
 from offloadd.control.roles import group_entry, roles
 from offloadd.control.server import Server, Setting
+from offloadd.control.supervisor import WORKER_COMMAND
 from offloadd.observe.logs import start_log
 
 EXIT_STOPPED = 0
@@ -24,7 +25,11 @@ EXIT_FAILED = 1
 EXIT_FORCED = 130
 
 
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    worker_command: Sequence[str] = WORKER_COMMAND,
+) -> int:
     """Do what the command line says; gives the exit code."""
     try:
         file = config_file(options.config, environ)
@@ -33,7 +38,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             print("\n".join(describe(config)))
             return EXIT_STOPPED
         start_log(config.log.level, environ)
-        return _serve(config, environ)
+        return _serve(config, environ, worker_command)
     except OffloadError as error:
         print(f"offloadd: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -57,7 +62,7 @@ def _effective(config: Config, environ: Mapping[str, str]) -> Config:
     return config.model_copy(update={"daemon": config.daemon.model_copy(update=found)})
 
 
-def _serve(config: Config, environ: Mapping[str, str]) -> int:
+def _serve(config: Config, environ: Mapping[str, str], worker_command: Sequence[str]) -> int:
     group = config.daemon.socket_group
     access = Access(
         mode=config.daemon.socket_mode,
@@ -66,7 +71,9 @@ def _serve(config: Config, environ: Mapping[str, str]) -> int:
     state_dir = _prepare_state_directory(Path(config.daemon.state_dir))
     administrators = roles(config.daemon.admin_group)
     listener = listen(config.daemon.endpoint, access)
-    setting = Setting(version("offloadd"), listener, state_dir, administrators, environ)
+    setting = Setting(
+        version("offloadd"), listener, state_dir, administrators, environ, worker_command
+    )
     try:
         return asyncio.run(_run_until_signalled(config, setting))
     finally:

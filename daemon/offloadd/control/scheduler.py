@@ -18,6 +18,8 @@ from heapq import heapify, heappop, heapreplace
 
 from offload_protocol.errors import Busy
 
+MAX_REMEMBERED_CLIENTS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -116,11 +118,18 @@ class Scheduler:
         model = _next_model(models, self._preferred(now_s), self._model)
         ticket = min(models[model], key=lambda one: _turn(one, self._served))
         self.remove(ticket.job)
-        self._serves += 1
-        self._served[ticket.client] = self._serves
+        self._note_served(ticket.client)
         if model != self._model:
             self._model, self._model_since_s = model, now_s
         return ticket
+
+    def _note_served(self, client: str) -> None:
+        self._serves += 1
+        self._served.pop(client, None)
+        self._served[client] = self._serves
+        # Clients that left before their last job was served would stay here for ever.
+        if len(self._served) > MAX_REMEMBERED_CLIENTS:
+            del self._served[next(iter(self._served))]
 
     def order(self, now_s: float) -> list[str]:
         """The waiting jobs in the order in which they would start if all started now."""

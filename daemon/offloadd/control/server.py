@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offload_protocol.errors import ShuttingDown, WorkerCrashed
+from offload_protocol.errors import OffloadError, ShuttingDown, WorkerCrashed
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import Progress
 from offloadd.channel.messages import DeviceReport
@@ -23,6 +23,7 @@ from offloadd.control import stats
 from offloadd.control.admission import Admission, Clocks
 from offloadd.control.arguments import Bounds as ArgumentBounds
 from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.endings import Endings
 from offloadd.control.foreman import Foreman
 from offloadd.control.front import Front
 from offloadd.control.handlers import Handlers
@@ -86,6 +87,9 @@ class Server:
         self._sessions = Sessions(self._router, self._results.get)
         self._models = ModelTable(config.models, self._supervisor.send)
         self._scheduler = Scheduler(_queue_bounds(config))
+        self._endings = Endings(
+            self._results, config.results.keep, setting.clock, self, self._models.unused
+        )
         self._dispatcher = self._new_dispatcher()
         self._foreman = Foreman(
             self._models,
@@ -124,10 +128,9 @@ class Server:
         return Dispatcher(
             self._scheduler,
             self._models,
-            self._results,
+            self._endings,
             Admission(self._models, self._setting.limits, bounds, clocks),
-            clocks,
-            self._config.results.keep,
+            self._clock,
             self,
             self._supervisor.send,
         )
@@ -158,9 +161,7 @@ class Server:
         _log.info("stopping")
         self._notifier.stopping()
         error = ShuttingDown("the daemon is stopping", hint="submit the job again when it is back")
-        self._dispatcher.refuse(error)
-        self._handlers.refuse_changes(error)
-        self._models.close(error)
+        self._refuse_work(error)
         self._dispatcher.end_waiting(error)
         deadline_s = self._clock() + GRACE_S
         while self._dispatcher.running is not None and self._clock() < deadline_s:
@@ -207,6 +208,8 @@ class Server:
             self._sessions.push_finished(client, job.key)
 
     def _worker_is_ready(self, report: DeviceReport) -> None:
+        if self._stopping.is_set():
+            return
         status = f"Serving on {report.device} ({report.name})"
         if self._was_ready:
             self._notifier.status(status)
@@ -214,17 +217,25 @@ class Server:
             self._notifier.ready(status)
         self._was_ready = True
         self._dispatcher.refuse(None)
+        self._handlers.refuse_changes(None)
 
     def _worker_is_lost(self, cause: WorkerCrashed) -> None:
+        if self._stopping.is_set():
+            return
         self._notifier.status(cause.message)
         if self._supervisor.state == "failed":
-            self._dispatcher.refuse(
+            self._refuse_work(
                 WorkerCrashed(
                     f"no worker stays alive: {cause.message}",
                     hint="see the daemon's log; it goes on trying",
                     details=cause.details,
                 )
             )
+
+    def _refuse_work(self, error: OffloadError) -> None:
+        self._dispatcher.refuse(error)
+        self._handlers.refuse_changes(error)
+        self._models.close(error)
 
     def _stats(self, session: Session) -> dict[str, Any]:
         peer, now_s = session.connection.peer, self._clock()
@@ -244,7 +255,7 @@ class Server:
             "store": stats.store(self._foreman.device),
             "models": stats.models(model.info() for model in self._models),
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
-            "jobs": stats.jobs(self._dispatcher, self._results),
+            "jobs": stats.jobs(self._endings.totals, self._results),
             "workers": stats.workers(self._supervisor),
             "clients": stats.clients(self._sessions, peer.uid, sees_all, now_s),
         }

@@ -10,6 +10,7 @@ from offload_protocol import codec
 from offload_protocol.messages import ModelInfo
 from offloadd.channel.messages import DeviceReport
 from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.endings import Totals
 from offloadd.control.results import Results
 from offloadd.control.sessions import Session
 from offloadd.control.supervisor import Supervisor
@@ -72,12 +73,12 @@ def queue(waiting: int, dispatcher: Dispatcher, limit: int) -> dict[str, int]:
     return {"depth": waiting, "running": int(dispatcher.running is not None), "limit": limit}
 
 
-def jobs(dispatcher: Dispatcher, results: Results) -> dict[str, int]:
+def jobs(totals: Totals, results: Results) -> dict[str, int]:
     """The key `jobs`."""
     return {
-        "completed_total": dispatcher.totals.completed,
-        "failed_total": dispatcher.totals.failed,
-        "cancelled_total": dispatcher.totals.cancelled,
+        "completed_total": totals.completed,
+        "failed_total": totals.failed,
+        "cancelled_total": totals.cancelled,
         "requeued_total": 0,
         "results_kept": len(results),
         "results_kept_bytes": results.kept_bytes,

@@ -1,0 +1,67 @@
+"""Results are kept within their bytes; what gives way says so in its place."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload_protocol import codec
+from offload_protocol.messages import Finished, Outcome
+from offloadd.control.results import SLIGHT_BYTES, Result, Results, encoded
+
+ROOM_BYTES = 100_000
+
+
+def result(job: str, size_bytes: int) -> Result:
+    outcome = Outcome(outputs={}, seeds=[])
+    return encoded(Finished(job=job, state="done", outcome=outcome), [bytes(size_bytes)])
+
+
+def told(kept: Result | None) -> Finished:
+    assert kept is not None
+    finished = codec.decode_answer(kept.body)
+    assert isinstance(finished, Finished)
+    return finished
+
+
+def test_a_kept_result_is_given_until_it_is_dropped() -> None:
+    results = Results(ROOM_BYTES)
+    kept = result("a", 10)
+    results.keep("1/a", kept)
+    assert results.get("1/a") is kept
+    results.drop("1/a")
+    results.drop("1/a")
+    assert results.get("1/a") is None
+    assert results.kept_bytes == 0
+
+
+def test_the_oldest_gives_way_with_an_error_in_its_place() -> None:
+    results = Results(ROOM_BYTES)
+    for name in "abc":
+        results.keep(name, result(name, 40_000))
+    lost = told(results.get("a"))
+    assert lost.job == "a"
+    assert lost.error is not None
+    assert lost.error.code == "storage_failed"
+    assert "results.max_bytes" in lost.error.hint
+    assert told(results.get("b")).state == "done"
+    assert results.evicted_total == 1
+    assert results.kept_bytes <= ROOM_BYTES
+
+
+def test_the_newest_is_kept_even_if_it_is_larger_than_the_room() -> None:
+    results = Results(ROOM_BYTES)
+    results.keep("a", result("a", 10_000))
+    results.keep("b", result("b", 500_000))
+    assert told(results.get("b")).state == "done"
+    assert told(results.get("a")).state == "failed"
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60_000)), max_size=40))
+def test_bytes_are_counted_and_bounded(puts: list[tuple[int, int]]) -> None:
+    results = Results(ROOM_BYTES)
+    for job, size in puts:
+        results.keep(str(job), result(str(job), size))
+    kept = [one for job in range(10) if (one := results.get(str(job))) is not None]
+    assert results.kept_bytes == sum(one.size_bytes for one in kept)
+    assert results.kept_bytes <= ROOM_BYTES + 10 * SLIGHT_BYTES
