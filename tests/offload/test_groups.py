@@ -309,3 +309,48 @@ def test_weights_of_a_quantised_class_are_refused_by_name() -> None:
         group_module(module, GroupOptions())
     assert caught.value.details == {"tensor": "blocks.1.lin.weight"}
     assert caught.value.hint
+
+
+def tiled(family: str, module: nn.Module) -> None:
+    sizes = (
+        {"tile_latent_min_size": 4, "tile_sample_min_size": 8}
+        if family == "vae"
+        else {
+            "tile_sample_min_height": 8,
+            "tile_sample_min_width": 8,
+            "tile_sample_stride_height": 4,
+            "tile_sample_stride_width": 4,
+        }
+    )
+    module.enable_tiling()  # type: ignore[operator]
+    for name, size in sizes.items():
+        assert hasattr(module, name)
+        setattr(module, name, size)
+
+
+@pytest.mark.parametrize("family", ["vae", "wan_vae"])
+@every_option
+def test_case_1_and_50_encoding_and_tiled_decoding_need_no_forward_of_the_root(
+    family: str, options: GroupOptions
+) -> None:
+    plain, streamed = TINY_MODELS[family].build(), TINY_MODELS[family].build()
+    runner = GroupRunner(streamed, group_module(streamed, options))
+    picture = torch.randn(1, 3, 16, 16) if family == "vae" else torch.randn(1, 3, 5, 16, 16)
+    latents = TINY_MODELS[family].example_inputs()["z"]
+    calls = []
+    for _ in range(2):
+        before = len(runner.acquired)
+        with torch.no_grad():
+            for entry, argument in (("encode", picture), ("decode", latents)):
+                expected, result = (
+                    getattr(module, entry)(argument, return_dict=False)[0]
+                    for module in (plain, streamed)
+                )
+                if entry == "encode":
+                    expected, result = expected.mode(), result.mode()
+                assert torch.equal(result, expected)
+        calls.append(len(runner.acquired) - before)
+        tiled(family, plain)
+        tiled(family, streamed)
+    assert calls[1] > calls[0]
+    assert runner.reads.reads == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from offload.group_runner import GroupRunner
@@ -186,6 +187,9 @@ def test_what_an_absent_weight_says_of_itself_reads_nothing() -> None:
     assert absent.is_floating_point()
     assert isinstance(absent, nn.Parameter)
     assert not absent.requires_grad
+    absent.requires_grad = False
+    absent.requires_grad_(False)
+    assert not absent.is_meta
     assert "0.weight" in repr(absent)
     assert isinstance(absent.detach(), AbsentWeight)
     assert isinstance(absent.data, AbsentWeight)
@@ -214,6 +218,17 @@ def test_a_result_never_shares_memory_with_the_weight_that_was_read() -> None:
         assert result.untyped_storage().data_ptr() != real.untyped_storage().data_ptr()
     assert torch.equal(torch.cat([absent, absent]), torch.cat([real, real]))
     assert all(torch.equal(a, b) for a, b in zip(absent.unbind(), real.unbind(), strict=True))
+
+
+def test_memory_that_is_given_to_others_than_torch_is_a_copy() -> None:
+    real = torch.ones(2, 2)
+    module = nn.Linear(2, 2, bias=False).requires_grad_(False)
+    module.weight = nn.Parameter(real, requires_grad=False)
+    GroupRunner(module, group_module(module, LEAVES))
+    for array in (module.weight.numpy(), np.asarray(module.weight)):
+        array[0, 0] = 7.0
+        assert real[0, 0] == 1.0
+    assert module.weight.untyped_storage().data_ptr() != real.untyped_storage().data_ptr()
 
 
 def test_a_copy_of_a_module_has_weights_of_its_own() -> None:

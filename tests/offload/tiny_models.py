@@ -95,6 +95,8 @@ def _wan_vae() -> nn.Module:
         dim_mult=[1, 2, 2],
         num_res_blocks=1,
         temperal_downsample=[False, True],
+        scale_factor_spatial=4,
+        scale_factor_temporal=2,
         latents_mean=[0.0] * 4,
         latents_std=[1.0] * 4,
     )

@@ -95,7 +95,8 @@ def _with_real_weights(
             if place not in real:
                 real[place] = readings.enter_context(weight._reader.reading(place))
                 borrowed.add(real[place].untyped_storage().data_ptr())
-            return real[place]
+            # What is no tensor cannot be copied afterwards.
+            return real[place].clone() if func in _GIVES_MEMORY_AWAY else real[place]
 
         real_args, real_kwargs = tree_map_only(AbsentWeight, exchange, (tuple(args), dict(kwargs)))
         result = func(*real_args, **real_kwargs)
@@ -185,6 +186,7 @@ _METADATA: frozenset[Callable[..., Any]] = frozenset(
         torch.Tensor.__len__,
         torch.Tensor.__hash__,
         torch.Tensor.requires_grad_,
+        getattr(torch.Tensor, "requires_grad").__set__,  # noqa: B009  typed as a plain bool
         torch.numel,
     ]
 )
@@ -192,6 +194,7 @@ _METADATA: frozenset[Callable[..., Any]] = frozenset(
 
 _SPECIAL: dict[Callable[..., Any], Callable[[AbsentWeight], Any]] = {
     _getter("device"): _device,
+    _getter("is_meta"): lambda weight: _device(weight).type == "meta",
     _getter("is_cpu"): lambda weight: _device(weight).type == "cpu",
     _getter("is_cuda"): lambda weight: _device(weight).type == "cuda",
     _getter("is_xpu"): lambda weight: _device(weight).type == "xpu",
@@ -204,4 +207,14 @@ _SPECIAL: dict[Callable[..., Any], Callable[[AbsentWeight], Any]] = {
 
 _SETTERS: frozenset[Callable[..., Any]] = frozenset(
     getattr(torch.Tensor, name).__set__ for name in ("data", "grad")
+)
+
+_GIVES_MEMORY_AWAY: frozenset[Callable[..., Any]] = frozenset(
+    [
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.storage,
+    ]
 )
