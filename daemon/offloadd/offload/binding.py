@@ -1,21 +1,22 @@
 """Puts a group's weights into its modules and takes them out again.
 
-Promises: an absent weight is a meta parameter in every place that holds it, so that nothing can
-read memory that is reused, and whoever tries gets an error, not numbers; a present weight is a view
-of the region that the executor names, made without allocating or copying. Modules are referred to
-weakly: a binding never keeps a model alive.
+Promises: an absent weight is a meta parameter in every place that holds it (`absent`), so that
+nothing can read memory that is reused; a present weight is a view of the region that the executor
+names, made without allocating or copying. Modules are referred to weakly: a binding never keeps a
+model alive.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from offloadd.offload.absent import WeightReader, absent_weight
 from offloadd.offload.groups import Group, TensorRef
 from offloadd.offload.ties import DTYPE_NAMES
 from offloadd.store.layout import Layout
@@ -57,6 +58,9 @@ class _Weight:
     shape: tuple[int, ...]
     absent: nn.Parameter
 
+    def blank(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
     def seen_in(self, region: torch.Tensor) -> nn.Parameter:
         """The weight as a view of the region."""
         stop_bytes = self.start_bytes + self.size_bytes
@@ -86,50 +90,60 @@ class Binding:
                 place.put(parameter)
 
     def absent(self) -> None:
-        """Leave a meta parameter in every place."""
+        """Leave in every place what stands for the weight and can fetch it."""
         for weight in self._weights:
             for place in weight.places:
                 place.put(weight.absent)
+
+    def unbind(self) -> None:
+        """Leave plain meta parameters: nothing brings these weights any more."""
+        for weight in self._weights:
+            blank = nn.Parameter(weight.blank(), requires_grad=False)
+            for place in weight.places:
+                place.put(blank)
+        self.forget()
 
     def forget(self) -> None:
         """Drop what keeps regions alive; call when weights are absent and a region goes."""
         self._seen.clear()
 
 
-def bind_group(module: nn.Module, layout: Layout, group: Group) -> Binding:
+def bind_group(module: nn.Module, layout: Layout, group: Group, reader: WeightReader) -> Binding:
     """The binding of a group of the module that the grouping was made of; binds nothing yet."""
-    return _bind(module, layout, group.tensors, group.start_bytes)
+    return _bind(module, layout, group.tensors, group.start_bytes, reader)
 
 
-def bind_tensor(module: nn.Module, layout: Layout, tensor: TensorRef) -> Binding:
+def bind_tensor(
+    module: nn.Module, layout: Layout, tensor: TensorRef, reader: WeightReader
+) -> Binding:
     """The binding of one leftover parameter that the layout holds."""
-    return _bind(module, layout, (tensor,), layout.slots()[tensor.spec.name].offset_bytes)
+    return _bind(module, layout, (tensor,), layout.slots()[tensor.spec.name].offset_bytes, reader)
 
 
 def _bind(
-    module: nn.Module, layout: Layout, tensors: Sequence[TensorRef], start_bytes: int
+    module: nn.Module,
+    layout: Layout,
+    tensors: Sequence[TensorRef],
+    start_bytes: int,
+    reader: WeightReader,
 ) -> Binding:
     slots = layout.slots()
     modules = dict(module.named_modules(remove_duplicate=False))
-    return Binding(
-        [
-            _weight(modules, tensor, slots[tensor.spec.name].offset_bytes - start_bytes)
-            for tensor in tensors
-        ]
-    )
-
-
-def _weight(modules: Mapping[str, nn.Module], tensor: TensorRef, start_bytes: int) -> _Weight:
-    dtype = DTYPES[tensor.spec.dtype]
-    blank = torch.empty(tensor.spec.shape, dtype=dtype, device="meta")
-    return _Weight(
-        places=tuple(
-            _Place(weakref.ref(modules[path]), attribute, tensor.kind == "parameter")
-            for path, attribute in tensor.places
-        ),
-        start_bytes=start_bytes,
-        size_bytes=tensor.size_bytes,
-        dtype=dtype,
-        shape=tensor.spec.shape,
-        absent=nn.Parameter(blank, requires_grad=False),
-    )
+    weights = []
+    for tensor in tensors:
+        dtype = DTYPES[tensor.spec.dtype]
+        blank = torch.empty(tensor.spec.shape, dtype=dtype, device="meta")
+        weights.append(
+            _Weight(
+                places=tuple(
+                    _Place(weakref.ref(modules[path]), attribute, tensor.kind == "parameter")
+                    for path, attribute in tensor.places
+                ),
+                start_bytes=slots[tensor.spec.name].offset_bytes - start_bytes,
+                size_bytes=tensor.size_bytes,
+                dtype=dtype,
+                shape=tensor.spec.shape,
+                absent=absent_weight(blank, tensor.places[0], reader),
+            )
+        )
+    return Binding(weights)

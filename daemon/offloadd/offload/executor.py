@@ -70,7 +70,9 @@ class Executor:
     """One ring and one set of resident groups for all components on a device.
 
     `on_border` is called at every entry of a root's forward, with the component's name, when
-    nothing of that step has begun; what it raises ends the call, cleanly.
+    nothing of that step has begun; what it raises ends the call, cleanly. `on_step_end` is called
+    when a root's forward returned and none of its groups is in use; `explain` says, for the error,
+    what the memory is planned for when there is not enough.
     """
 
     def __init__(
@@ -78,10 +80,14 @@ class Executor:
         accelerator: Accelerator,
         tier: DeviceTier,
         *,
-        on_border: Callable[[str], None] | None = None,
+        on_border: Callable[[str], None] = lambda component: None,
+        on_step_end: Callable[[str], None] = lambda component: None,
+        explain: Callable[[], str] = lambda: "",
     ) -> None:
         self.counters = Counters()
         self.on_border = on_border
+        self.on_step_end = on_step_end
+        self.explain = explain
         self.prediction = Prediction()
         self._accelerator = accelerator
         self._tier = tier
@@ -103,6 +109,9 @@ class Executor:
             group.users = 0
             self._drop(group)
         self._group_count -= len(self._components.pop(component).groups)
+        if not self._components:
+            self._tier.set_ring(0)
+            self._borders.clear()
         self.prediction.remove(component)
 
     def configure(self, component: str, keep: frozenset[int], ring_bytes: int) -> None:
@@ -136,9 +145,9 @@ class Executor:
                 group.users = 0
                 self._leave(group)
         self._wait_for_border_before_last()
-        if self.on_border is not None:
-            self.on_border(component)
+        self.on_border(component)
         self._mark_border()
+        self._end_trace(self.prediction.running)
         self.prediction.begin(component)
         self._use(component)
         trace = self._components[component].trace
@@ -148,12 +157,11 @@ class Executor:
 
     def leave_root(self, component: str) -> None:
         """The root's forward returned."""
-        trace = self._components[component].trace
-        if trace is not None:
-            trace.finish()
+        self._end_trace(component)
         self.prediction.finish(component)
         self.counters.forwards += 1
         self._let_linger_end()
+        self.on_step_end(component)
         self._prefetch()
 
     def acquire(self, group: Streamed) -> None:
@@ -169,8 +177,10 @@ class Executor:
             group.users = 1
             return
         self._let_linger_end()
-        self.prediction.acquire(group.component, group.index)
+        before = self.prediction.running
         trace = self._components[group.component].trace
+        if self.prediction.acquire(group.component, group.index):
+            self._rootless_step(before, group.component)
         if trace is not None:
             trace.need(group.index)
         is_missing = group.load is None
@@ -194,6 +204,19 @@ class Executor:
         # Kept until something else is needed: the same module is often called again at once.
         self._let_linger_end()
         self._lingering = group
+
+    def _rootless_step(self, before: str | None, component: str) -> None:
+        """A step begins that no root's forward announces; it also ends the one before."""
+        self._end_trace(before)
+        self._use(component)
+        trace = self._components[component].trace
+        if trace is not None:
+            trace.begin()
+
+    def _end_trace(self, component: str | None) -> None:
+        trace = self._components[component].trace if component in self._components else None
+        if trace is not None:
+            trace.finish()
 
     def drop_all(self) -> None:
         """Empty the device of all groups that are not in use, residents too."""
@@ -262,10 +285,22 @@ class Executor:
             region = self._tier.place(group.size_bytes)
             if region is None and not self._ahead:
                 # Groups in use lie in the way, or there is no ring.
-                region = self._tier.allocate(group.size_bytes)
+                region = self._allocate(group)
             elif region is None:
                 self._drop(next(reversed(self._ahead)))
         return self._start(group, region)
+
+    def _allocate(self, group: Streamed) -> Region:
+        self._make_room(group.size_bytes, group.component)
+        try:
+            return self._tier.allocate(group.size_bytes)
+        except OutOfMemory as error:
+            raise OutOfMemory(
+                f"no memory on the device for {group.name!r} of {group.component!r}: "
+                f"{error.message}\n{self.explain()}".rstrip(),
+                hint=error.hint,
+                details=error.details,
+            ) from error
 
     def _region_to_stay(self, group: Streamed) -> Region | None:
         if not group.keep:
@@ -281,7 +316,8 @@ class Executor:
 
     def _start(self, group: Streamed, region: Region) -> Load:
         try:
-            load = group.loader.start(group.start_bytes, group.stop_bytes, region)
+            timed = self._components[group.component].trace is not None
+            load = group.loader.start(group.start_bytes, group.stop_bytes, region, timed=timed)
         except BaseException:
             self._tier.release(region)
             raise

@@ -62,16 +62,18 @@ class Prediction:
         if component == self._current:
             self._under_way = False
 
-    def acquire(self, component: str, group: int) -> None:
-        """A group is needed now."""
+    def acquire(self, component: str, group: int) -> bool:
+        """A group is needed now; says whether a step outside of any root's forward starts here."""
         starts_again = group == self._rootless_start and self._orders[component].recorded_length > 1
-        if component != self._current or not self._under_way or starts_again:
+        starts = component != self._current or not self._under_way or starts_again
+        if starts:
             self._end_rootless()
             self._follow(component)
             self._under_way = True
             self._rootless_start = group
             self._orders[component].begin()
         self._orders[component].acquire(group)
+        return starts
 
     def upcoming(self, count: int) -> Iterator[tuple[str, int]]:
         """Up to `count` groups expected next, with the component that each belongs to."""

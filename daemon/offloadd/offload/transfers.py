@@ -46,8 +46,13 @@ class Load(Protocol):
 class Loader(Protocol):
     """Brings the bytes of one component."""
 
-    def start(self, start_bytes: int, stop_bytes: int, region: Region) -> Load:
-        """Begin to fill the region with that range of the component's extent."""
+    def start(
+        self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
+    ) -> Load:
+        """Begin to fill the region with that range of the component's extent.
+
+        `timed` asks for `duration_s`, which costs the device a little.
+        """
         ...
 
 
@@ -57,7 +62,7 @@ class DmaLoad:
 
     region: Region
     accelerator: Accelerator
-    begun: Event
+    begun: Event | None
     ready: Event
 
     def wait(self) -> float:
@@ -69,7 +74,9 @@ class DmaLoad:
         return
 
     def duration_s(self) -> float | None:
-        return self.begun.elapsed_s(self.ready) if self.ready.query() else None
+        if self.begun is None or not self.ready.query():
+            return None
+        return self.begun.elapsed_s(self.ready)
 
 
 class DmaLoader:
@@ -79,14 +86,17 @@ class DmaLoader:
         self._accelerator = accelerator
         self._extent = extent
 
-    def start(self, start_bytes: int, stop_bytes: int, region: Region) -> Load:
+    def start(
+        self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
+    ) -> Load:
         queue = self._accelerator.transfer_queue
         for last_use in region.after:
             queue.wait(last_use)
-        begun = self._accelerator.event(timed=True)
-        begun.record(queue)
+        begun = self._accelerator.event(timed=True) if timed else None
+        if begun is not None:
+            begun.record(queue)
         self._accelerator.copy(region.tensor, self._extent[start_bytes:stop_bytes])
-        ready = self._accelerator.event(timed=True)
+        ready = self._accelerator.event(timed=timed)
         ready.record(queue)
         return DmaLoad(region, self._accelerator, begun, ready)
 
@@ -126,7 +136,9 @@ class ReadLoader:
         self._source = source
         self._clock = clock
 
-    def start(self, start_bytes: int, stop_bytes: int, region: Region) -> Load:
+    def start(
+        self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
+    ) -> Load:
         begun_s = self._clock()
         future = self._source.read(start_bytes, stop_bytes, view_of(region.tensor))
         load = ReadLoad(region, future, begun_s, self._clock)

@@ -85,5 +85,8 @@ class CpuAccelerator:
         memory = psutil.virtual_memory()
         return DeviceMemory(free_bytes=memory.available, total_bytes=memory.total)
 
+    def peak_bytes(self) -> int:
+        return 0
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         return None

@@ -100,6 +100,10 @@ class Accelerator(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def peak_bytes(self) -> int:
+        """The most bytes that this program's tensors took at once; 0 where nobody counts."""
+        ...
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         """Page-lock host memory in place; gives the call that undoes it.
 

@@ -174,6 +174,9 @@ class SimulatedAccelerator:
     def memory(self) -> DeviceMemory:
         return DeviceMemory(self.capacity_bytes - self.allocated_bytes, self.capacity_bytes)
 
+    def peak_bytes(self) -> int:
+        return 0
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         return None
 

@@ -95,6 +95,9 @@ class TorchAccelerator:
         free_bytes, total_bytes = torch.get_device_module(self.device).mem_get_info(self.device)
         return DeviceMemory(free_bytes, total_bytes)
 
+    def peak_bytes(self) -> int:
+        return int(torch.accelerator.max_memory_allocated(self.device))
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         if self.device.type != "cuda" or not view.nbytes:
             return None

@@ -1,0 +1,235 @@
+"""The offload engine: hosts modules on one device within a budget, streaming what does not fit.
+
+Promises: attached modules compute the same numbers as if they were resident; weights on the device
+never exceed the budget; any exception leaves the engine ready for the next call. The plan of each
+component is made from its own first pass and corrected afterwards. One thread at a time uses an
+engine (the one that has the turn); attaching and detaching count as using.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from offload_protocol.errors import InvalidRequest
+from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.offload.component import attach_component
+from offloadd.offload.counters import Counters
+from offloadd.offload.executor import Executor
+from offloadd.offload.groups import GroupOptions, group_module
+from offloadd.offload.plan import Plan
+from offloadd.offload.planning import Planning, Terms
+from offloadd.offload.tier import DeviceTier
+from offloadd.store.source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentStats:
+    """One attached module: all its weights, what is on the device to stay, what a step streams."""
+
+    name: str
+    size_bytes: int
+    resident_bytes: int
+    streamed_bytes: int
+    in_place: bool
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """`resident_bytes` and `ring_bytes` are what weights take of the device now."""
+
+    budget_bytes: int
+    reserve_bytes: int
+    resident_bytes: int
+    ring_bytes: int
+    components: tuple[ComponentStats, ...]
+
+
+class Engine:
+    """`budget_bytes` is for weights, ring and activations together.
+
+    `reserve_bytes` of it stay free for activations, until more than that has been measured.
+    `on_border` is called at every entry of an attached module's forward; what it raises (a cancel)
+    ends that call cleanly.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        budget_bytes: int,
+        *,
+        reserve_bytes: int = 0,
+        on_border: Callable[[str], None] = lambda component: None,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.on_border = on_border
+        self._reserve_bytes = reserve_bytes
+        self._accelerator = accelerator
+        self._tier = DeviceTier(accelerator, budget_bytes - reserve_bytes)
+        itself = weakref.ref(self)
+
+        def border(name: str) -> None:
+            engine = itself()
+            if engine is not None:
+                engine._at_border(name)
+
+        def step_end(name: str) -> None:
+            engine = itself()
+            if engine is not None:
+                engine._plannings[name].advance(engine._terms(name))
+
+        def explain() -> str:
+            engine = itself()
+            return engine.explain() if engine is not None else ""
+
+        self._executor = Executor(
+            accelerator, self._tier, on_border=border, on_step_end=step_end, explain=explain
+        )
+        self._plannings: dict[str, Planning] = {}
+        self._farewells: dict[str, weakref.finalize[..., nn.Module]] = {}
+
+    @property
+    def counters(self) -> Counters:
+        """What has been moved and waited for so far."""
+        return self._executor.counters
+
+    def attach(
+        self,
+        name: str,
+        module: nn.Module,
+        source: WeightSource,
+        options: GroupOptions | None = None,
+    ) -> None:
+        """Host a module whose weights (real or on meta) are those that the source gives.
+
+        The module may be dropped at any time; that detaches it. Raises InvalidRequest for a name in
+        use or options that fit no module, ModelLoadFailed for weights that cannot be streamed,
+        OutOfMemory with the smallest budget that works.
+        """
+        if name in self._plannings:
+            raise InvalidRequest(
+                f"a component named {name!r} is hosted already", hint="unload it first"
+            )
+        grouping = group_module(module, options or GroupOptions())
+        component = attach_component(
+            name, module, grouping, source, self._accelerator, self._tier, self._executor
+        )
+        planning = Planning(component, self._executor, self._accelerator)
+        self._plannings[name] = planning
+        try:
+            if not component.in_place:
+                planning.start(self._terms(name))
+        except BaseException:
+            self.detach(name)
+            raise
+        self._farewells[name] = weakref.finalize(module, _module_gone, weakref.ref(self), name)
+
+    def detach(self, name: str) -> None:
+        """Let a module go: its weights are meta parameters afterwards, its memory is given back."""
+        farewell = self._farewells.pop(name, None)
+        if farewell is not None:
+            farewell.detach()
+        planning = self._plannings.pop(name, None)
+        if planning is not None:
+            planning.component.detach()
+
+    def close(self) -> None:
+        """Detach everything."""
+        for name in list(self._plannings):
+            self.detach(name)
+
+    def plan(self, name: str) -> Plan | None:
+        """The plan that a component follows now; None if it needs none."""
+        return self._plannings[name].plan
+
+    def replan(self, *, budget_bytes: int | None = None) -> None:
+        """Plan everything anew from its next step on, for another budget if one is given.
+
+        Raises OutOfMemory, changing nothing, if a component cannot run within the budget.
+        """
+        before = self.budget_bytes
+        if budget_bytes is not None:
+            self._set_budget(budget_bytes)
+        try:
+            for planning in self._streaming():
+                planning.start(self._terms(planning.component.name))
+        except BaseException:
+            self._set_budget(before)
+            for planning in self._streaming():
+                planning.start(self._terms(planning.component.name))
+            raise
+
+    def settle(self) -> None:
+        """Let every component's plan advance that has measured enough; call between jobs.
+
+        Components that are used through other methods than their forward (decoders) have no border
+        of their own and get their plan here, or at a border of another component.
+        """
+        for name, planning in self._plannings.items():
+            planning.advance(self._terms(name))
+
+    def explain(self) -> str:
+        """All plans in words."""
+        return "\n".join(
+            f"{name}: {planning.plan.explain()}"
+            for name, planning in self._plannings.items()
+            if planning.plan is not None
+        )
+
+    def stats(self) -> EngineStats:
+        """What is where now."""
+        components = tuple(self._component_stats(planning) for planning in self._plannings.values())
+        return EngineStats(
+            budget_bytes=self.budget_bytes,
+            reserve_bytes=self._reserve_bytes,
+            resident_bytes=self._tier.used_bytes - self._tier.ring_bytes,
+            ring_bytes=self._tier.ring_bytes,
+            components=components,
+        )
+
+    def _at_border(self, name: str) -> None:
+        for other, planning in self._plannings.items():
+            if other != name:
+                planning.advance(self._terms(other))
+        self.on_border(name)
+
+    def _set_budget(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._tier.limit_bytes = budget_bytes - self._reserve_bytes
+
+    def _terms(self, name: str) -> Terms:
+        """What other components keep on the device for good is not there to plan with."""
+        activations_bytes = self._accelerator.peak_bytes() - self._tier.used_bytes
+        if activations_bytes > self._reserve_bytes:
+            self._reserve_bytes = activations_bytes
+            self._set_budget(self.budget_bytes)
+        others_bytes = sum(
+            planning.component.leftover_bytes
+            for other, planning in self._plannings.items()
+            if other != name
+        )
+        return Terms(self.budget_bytes - others_bytes, self._reserve_bytes)
+
+    def _streaming(self) -> list[Planning]:
+        return [p for p in self._plannings.values() if not p.component.in_place]
+
+    def _component_stats(self, planning: Planning) -> ComponentStats:
+        component, plan = planning.component, planning.plan
+        return ComponentStats(
+            name=component.name,
+            size_bytes=component.size_bytes,
+            resident_bytes=component.resident_bytes,
+            streamed_bytes=plan.streamed_bytes_per_step if plan else 0,
+            in_place=component.in_place,
+            stage=planning.stage.name.lower(),
+        )
+
+
+def _module_gone(engine_ref: weakref.ref[Engine], name: str) -> None:
+    engine = engine_ref()
+    if engine is not None:
+        engine.detach(name)
