@@ -23,7 +23,7 @@ from offload_protocol.codec import check_frames, convert, encode
 from offload_protocol.endpoints import EndpointChoice, client_endpoint
 from offload_protocol.errors import InvalidRequest, TooLarge
 from offload_protocol.limits import Limits
-from offload_protocol.messages import JobInfo, Load, ModelInfo, Request, Submit
+from offload_protocol.messages import JobInfo, JobList, Load, ModelInfo, ModelList, Request, Submit
 from offload_protocol.values import Frame, pack
 
 QUICK_TIMEOUT_S = 10.0
@@ -242,12 +242,12 @@ def program_name() -> str:
 
 def rows_of_jobs(result: Mapping[str, Any]) -> list[JobInfo]:
     """The answer to `jobs`."""
-    return [convert(row, JobInfo) for row in _rows(result, "jobs")]
+    return convert(result, JobList).jobs
 
 
 def rows_of_models(result: Mapping[str, Any]) -> list[ModelInfo]:
     """The answer to `models`."""
-    return [convert(row, ModelInfo) for row in _rows(result, "models")]
+    return convert(result, ModelList).models
 
 
 def absolute_source(source: str | os.PathLike[str] | None) -> str | None:
@@ -258,10 +258,3 @@ def absolute_source(source: str | os.PathLike[str] | None) -> str | None:
     path = Path(text).expanduser()
     is_path = not isinstance(source, str) or text.startswith((".", "~")) or path.exists()
     return str(path.absolute()) if is_path else text
-
-
-def _rows(result: Mapping[str, Any], key: str) -> list[Any]:
-    rows = result.get(key)
-    if not isinstance(rows, list):
-        raise InvalidRequest(f"the daemon's answer has no list of {key}")
-    return rows

@@ -101,6 +101,7 @@ class JobRecord(Watched):
         "error",
         "events",
         "events_total",
+        "farewell",
         "finished",
         "frames",
         "id",
@@ -127,6 +128,8 @@ class JobRecord(Watched):
         self.result_frames: tuple[Frame, ...] = ()
         self.result: object = None
         """The result as it was handed to the program, for those who ask again."""
+        self.farewell: Finished | None = None
+        """The end that a stopping daemon gave it, which is none if another daemon takes over."""
         self.error: OffloadError | None = None
         """Why the job cannot be followed any longer, although no end of it was heard."""
 

@@ -21,7 +21,7 @@ import msgspec
 
 from offload_client.records import Call, JobRecord, Watched
 from offload_protocol.codec import convert, decode_answer, encode, to_exception
-from offload_protocol.errors import Busy, InvalidRequest, OffloadError, ProtocolMismatch
+from offload_protocol.errors import Busy, ErrorCode, InvalidRequest, OffloadError, ProtocolMismatch
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import (
     PROTOCOL_VERSION,
@@ -314,6 +314,10 @@ class Session(Watched):
         call.changed()
 
     def _finished(self, record: JobRecord, finished: Finished, frames: Sequence[Frame]) -> None:
+        if _is_farewell(finished) and record.submit is not None and record.farewell is None:
+            # The job is said again to the next daemon. Once only: a daemon may remember this end.
+            record.farewell = finished
+            return
         record.ends(finished, frames)
         # An answer to Submit that is still awaited is no longer needed.
         for call in tuple(self._pending.values()):
@@ -364,6 +368,10 @@ class Session(Watched):
             return False
         asks = any(call.retry_at is None for call in self._pending.values())
         return asks or any(not record.ended for record in self.jobs.values())
+
+
+def _is_farewell(finished: Finished) -> bool:
+    return finished.error is not None and finished.error.code == ErrorCode.SHUTTING_DOWN
 
 
 def _rid(call: Call) -> int:

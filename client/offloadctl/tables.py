@@ -99,7 +99,8 @@ def _components_table(models: Sequence[ModelInfo]) -> Table:
 
 def _daemon_table(stats: Mapping[str, Any]) -> Table:
     daemon = stats.get("daemon", {})
-    return Table("daemon", ("KEY", "VALUE"), [(key, _cell(key, daemon[key])) for key in daemon])
+    rows = [(_name(key), _cell(key, daemon[key])) for key in daemon]
+    return Table("daemon", ("KEY", "VALUE"), rows)
 
 
 def _devices_table(devices: Iterable[Mapping[str, Any]]) -> Table:
@@ -159,8 +160,9 @@ def _cell(key: str, value: Any) -> str:
 
 def _name(key: str) -> str:
     """The words of a key without its unit, which the value shows."""
-    words = [word for word in key.split("_") if word not in ("bytes", "total")]
-    return " ".join(words[:-1] if words[-1] == "s" else words)
+    for ending in ("_total", "_bytes", "_s"):
+        key = key.removesuffix(ending)
+    return key.replace("_", " ")
 
 
 def _place(job: JobInfo) -> str:

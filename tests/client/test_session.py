@@ -517,3 +517,36 @@ def test_each_request_and_job_is_under_way_at_most_once_per_connection(steps: li
     greet(session, now + 1)
     said = {request.job for request in sent(session) if isinstance(request, Submit)}
     assert said == set(session.jobs), "every unfinished job is said after a greeting"
+
+
+def farewell(job: str) -> bytes:
+    info = ErrorInfo(code="shutting_down", message="the daemon is stopping")
+    return encode(Finished(job=job, state="failed", error=info))
+
+
+def test_a_job_that_a_stopping_daemon_ends_is_said_to_the_next_one() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    (submit,) = sent(session)
+    accept(session, submit, "running")
+    session.receive([farewell("j")], 1.0)
+    assert not record.ended
+    session.connection_lost(1.1)
+    greet(session, 2.0)
+    assert [request.job for request in sent(session)] == ["j"]
+    end, frame = finished("j")
+    session.receive([encode(end), frame], 3.0)
+    assert record.failure() is None
+
+
+def test_a_daemon_that_remembers_such_an_end_is_believed() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    session.receive([farewell("j")], 1.0)
+    greet(session, 2.0)
+    session.receive([farewell("j")], 3.0)
+    failure = record.failure()
+    assert failure is not None
+    assert failure.code == "shutting_down"
