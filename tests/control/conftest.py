@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -93,6 +92,10 @@ class WireClient:
     ) -> Any:
         arguments = {"prompt": prompt, **fields.pop("arguments", {})}
         return await self.ask(Submit, job=job, model=model, arguments=arguments, **fields)
+
+    async def read_until_running(self, job: str) -> None:
+        while not any(one.job == job and one.state == "running" for one in self.progress):
+            await self.read()
 
     async def end_of(self, job: str) -> tuple[Finished, list[bytes]]:
         while job not in self.finished:
@@ -188,7 +191,3 @@ async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.01)
-
-
-def fields(struct: msgspec.Struct) -> dict[str, Any]:
-    return codec.plain(struct)
