@@ -4,93 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from offload.group_runner import GroupRunner
+from offload.groupings import OPTIONS, Chain, assert_sound, every_family, every_option, on_meta
 from offload.tiny_models import TINY_MODELS
 from torch import nn
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
-from offloadd.offload.groups import Grouping, GroupOptions, group_module, module_layout
-from offloadd.offload.ties import is_within
-
-FAMILIES = sorted(TINY_MODELS)
-OPTIONS = [
-    GroupOptions("block_level"),
-    GroupOptions("block_level", num_blocks_per_group=2),
-    GroupOptions("leaf_level"),
-    GroupOptions("leaf_level", small_limit_bytes=0),
-]
-every_family = pytest.mark.parametrize("family", FAMILIES)
-every_option = pytest.mark.parametrize(
-    "options", OPTIONS, ids=["block", "two_blocks", "leaf", "every_leaf"]
-)
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.lin = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.norm(self.lin(x))
-        return result
-
-
-class Chain(nn.Module):
-    def __init__(self, count: int = 4, width: int = 8) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(width) for _ in range(count)])
-        self.register_buffer("scale", torch.ones(3), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def on_meta(module: nn.Module) -> nn.Module:
-    """Parameters without memory, tied as before."""
-    blanks: dict[int, nn.Parameter] = {}
-    for child in module.modules():
-        for name, parameter in child._parameters.items():
-            if parameter is not None:
-                blank = nn.Parameter(torch.empty_like(parameter, device="meta"), False)
-                child._parameters[name] = blanks.setdefault(id(parameter), blank)
-    return module
-
-
-def assert_sound(module: nn.Module, grouping: Grouping) -> None:
-    """Every tensor once, ranges that hold their tensors and do not overlap, anchors that differ."""
-    places = [
-        (path, name)
-        for path, child in module.named_modules(remove_duplicate=False)
-        for name, tensor in (*child._parameters.items(), *child._buffers.items())
-        if tensor is not None
-    ]
-    tensors = [tensor for group in grouping.groups for tensor in group.tensors]
-    held = [place for tensor in (*tensors, *grouping.leftovers) for place in tensor.places]
-    assert sorted(held) == sorted(places)
-    assert all(tensor.kind == "parameter" for tensor in tensors)
-
-    slots = grouping.layout.slots()
-    stop_bytes = 0
-    for index, group in enumerate(grouping.groups):
-        assert group.index == index
-        assert group.start_bytes >= stop_bytes
-        stop_bytes = group.stop_bytes
-        assert stop_bytes <= grouping.layout.size_bytes
-        owners = {grouping.layout.units[unit].name for unit in group.units}
-        assert owners == {tensor.owner for tensor in group.tensors}
-        for tensor in group.tensors:
-            slot = slots[tensor.spec.name]
-            assert group.start_bytes <= slot.offset_bytes
-            assert slot.stop_bytes <= stop_bytes
-
-    anchors = [(anchor, group.index) for group in grouping.groups for anchor in group.anchors]
-    for anchor, group_index in anchors:
-        assert not any(other != group_index and is_within(path, anchor) for path, other in anchors)
+from offloadd.offload.groups import GroupOptions, group_module, module_layout
 
 
 @every_family
@@ -233,69 +153,6 @@ def test_buffers_stay_whether_they_are_saved_or_not() -> None:
     assert set(buffers) == {"scale", "saved"}
     assert buffers["saved"].size_bytes == 80
     assert grouping.leftover_bytes == 2 * 256
-
-
-@pytest.mark.parametrize("family", ["t5", "umt5"])
-@every_option
-def test_case_3_a_tied_embedding_has_one_owner_and_all_its_readers(
-    family: str, options: GroupOptions
-) -> None:
-    grouping = group_module(TINY_MODELS[family].build(), options)
-    owner = next(group for group in grouping.groups if "shared" in group.anchors)
-    assert owner.anchors == ("shared", "encoder.embed_tokens")
-    assert owner.tensors[0].aliases == (("encoder.embed_tokens", "weight"),)
-
-
-def test_case_3_a_weight_of_two_blocks_stays_on_the_device() -> None:
-    module = Chain()
-    module.blocks[2].lin.weight = module.blocks[0].lin.weight  # type: ignore[union-attr]
-    grouping = group_module(module, GroupOptions())
-    assert_sound(module, grouping)
-    tied = next(tensor for tensor in grouping.leftovers if tensor.kind == "parameter")
-    assert tied.places == (("blocks.0.lin", "weight"), ("blocks.2.lin", "weight"))
-
-
-def test_a_layer_that_two_blocks_register_has_one_owner() -> None:
-    module = Chain()
-    module.blocks[3].lin = module.blocks[1].lin
-    for options in OPTIONS:
-        grouping = group_module(module, options)
-        assert_sound(module, grouping)
-    leaf = group_module(module, OPTIONS[3])
-    assert [group.anchors for group in leaf.groups if "lin" in group.name] == [
-        ("blocks.0.lin",),
-        ("blocks.1.lin",),
-        ("blocks.2.lin",),
-    ]
-
-
-@given(
-    count=st.integers(1, 6),
-    per_group=st.integers(1, 4),
-    ties=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=4),
-    leaf=st.booleans(),
-    limit=st.sampled_from([None, 0, 100, 10_000]),
-)
-def test_any_ties_between_layers_leave_a_sound_grouping_that_computes(
-    count: int, per_group: int, ties: list[tuple[int, int, bool]], leaf: bool, limit: int | None
-) -> None:
-    module = Chain(count).requires_grad_(False)
-    for first, second, whole in ties:
-        one, other = module.blocks[first % count], module.blocks[second % count]
-        if whole:
-            other.lin = one.lin
-        else:
-            other.lin.weight = one.lin.weight  # type: ignore[union-attr]
-    options = GroupOptions("leaf_level" if leaf else "block_level", per_group, None, limit)
-    x = torch.ones(2, 8)
-    expected = module(x)
-    grouping = group_module(module, options)
-    assert_sound(module, grouping)
-
-    runner = GroupRunner(module, grouping)
-    assert torch.equal(module(x), expected)
-    assert runner.reads.reads == ()
-    assert runner.most_in_use <= 1
 
 
 def test_weights_of_a_quantised_class_are_refused_by_name() -> None:
