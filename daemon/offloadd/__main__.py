@@ -14,7 +14,7 @@ NEEDED = ("pydantic", "torch", "diffusers", "transformers", "accelerate", "safet
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the daemon; ends the process with its exit code."""
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         print(
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with exit code 2 where it is wrong."""
     parser = argparse.ArgumentParser(
         prog="offloadd",
         description="Owns an accelerator and shares it between programs that draw with diffusers.",
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "--print-config", action="store_true", help="print every setting, and how to set it"
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    return parser
+    return parser.parse_args(arguments)
 
 
 class _Version(argparse.Action):

@@ -56,7 +56,7 @@ class WireClient:
     async def say(self, request: Request, frames: list[bytes] | None = None) -> None:
         await self.socket.send_multipart([codec.encode(request), *(frames or [])])
 
-    async def read(self, timeout_s: float = 5.0) -> None:
+    async def read(self, timeout_s: float = 15.0) -> None:
         body, *frames = await asyncio.wait_for(self.socket.recv_multipart(), timeout_s)
         message = codec.decode_answer(body)
         match message:

@@ -1,0 +1,236 @@
+"""The daemon as a process: how it starts, answers systemd, and stops when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+from control.conftest import WireClient, until
+
+from offload_protocol.errors import ShuttingDown
+from offload_protocol.messages import Stats
+
+DAEMON = Path(__file__).with_name("scripted_daemon.py")
+
+
+class Daemon:
+    """A daemon in a process of its own."""
+
+    def __init__(self, directory: Path, endpoint: str, **environ: str) -> None:
+        self.directory = directory
+        self.endpoint = endpoint
+        self.log = directory / "log"
+        config = directory / "config.toml"
+        config.write_text('[[models]]\nname = "good"\nsource = "/good"\n')
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, str(DAEMON), "--config", str(config), "--device", "cpu"),
+                    *("--endpoint", endpoint, "--state-dir", str(directory / "state")),
+                ],
+                stderr=log,
+                env={**os.environ, **environ},
+            )
+
+    async def ended(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 20)
+
+    def worker_is_gone(self, pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
+    daemons: list[Daemon] = []
+    yield daemons
+    for daemon in daemons:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.wait()
+
+
+async def connected(context: zmq.asyncio.Context, daemon: Daemon) -> WireClient:
+    client = WireClient(context, daemon.endpoint, "session")
+    await client.hello()
+    return client
+
+
+async def running_job(client: WireClient, prompt: str) -> int:
+    """Start a job and give the worker's process id once it runs."""
+    await client.submit("runs", prompt)
+
+    async def is_running() -> bool:
+        return bool((await client.ask(Stats))["queue"]["running"])
+
+    await until(is_running)
+    return int((await client.ask(Stats))["workers"][0]["pid"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_during_a_job_ends_everything_in_order(
+    tmp_path: Path,
+    endpoint: str,
+    context: zmq.asyncio.Context,
+    daemons: list[Daemon],
+    number: signal.Signals,
+) -> None:
+    daemons.append(daemon := Daemon(tmp_path, endpoint))
+    client = await connected(context, daemon)
+    worker = await running_job(client, "hang")
+    await client.submit("waits")
+    began_s = time.monotonic()
+    daemon.process.send_signal(number)
+    for job in ("runs", "waits"):
+        finished, _ = await client.end_of(job)
+        assert finished.state == "failed"
+        assert finished.error is not None
+        assert finished.error.code == "shutting_down"
+    assert await daemon.ended() == 0
+    assert time.monotonic() - began_s < 5
+    assert daemon.worker_is_gone(worker)
+    assert not list(tmp_path.glob("offloadd.sock*"))
+    assert "Traceback" not in daemon.log.read_text()
+    client.socket.close(linger=0)
+
+
+async def test_a_stopping_daemon_takes_no_new_work_but_answers(
+    tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
+) -> None:
+    daemons.append(daemon := Daemon(tmp_path, endpoint))
+    client = await connected(context, daemon)
+    worker = await running_job(client, "deaf")
+    daemon.process.send_signal(signal.SIGTERM)
+
+    async def is_stopping() -> bool:
+        return bool((await client.ask(Stats))["daemon"]["state"] == "stopping")
+
+    await until(is_stopping)
+    with pytest.raises(ShuttingDown):
+        await client.submit("late")
+    # A worker that does not look at its orders ends with its channel, and its job is not lost.
+    finished, _ = await client.end_of("runs")
+    assert finished.error is not None
+    assert finished.error.code == "shutting_down"
+    assert await daemon.ended() == 0
+    assert daemon.worker_is_gone(worker)
+    client.socket.close(linger=0)
+
+
+async def test_a_second_signal_ends_it_at_once(
+    tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
+) -> None:
+    daemons.append(daemon := Daemon(tmp_path, endpoint))
+    client = await connected(context, daemon)
+    worker = await running_job(client, "deaf")
+    began_s = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+
+    async def is_stopping() -> bool:
+        return bool((await client.ask(Stats))["daemon"]["state"] == "stopping")
+
+    await until(is_stopping)
+    daemon.process.send_signal(signal.SIGTERM)
+    assert await daemon.ended() == 130
+    assert time.monotonic() - began_s < 3
+    assert not list(tmp_path.glob("offloadd.sock*"))
+
+    async def is_gone() -> bool:
+        return daemon.worker_is_gone(worker)
+
+    await until(is_gone)
+    client.socket.close(linger=0)
+
+
+async def test_case_39_a_second_daemon_says_who_is_there_and_leaves_it_alone(
+    tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
+) -> None:
+    daemons.append(first := Daemon(tmp_path, endpoint))
+    client = await connected(context, first)
+    (tmp_path / "second").mkdir()
+    daemons.append(second := Daemon(tmp_path / "second", endpoint))
+    assert await second.ended() == 1
+    said = second.log.read_text()
+    assert f"process {first.process.pid}" in said
+    assert len(said.splitlines()) == 1
+    newcomer = WireClient(context, endpoint, "another")
+    await newcomer.hello()
+    assert (await newcomer.ask(Stats))["daemon"]["pid"] == first.process.pid
+    for one in (client, newcomer):
+        one.socket.close(linger=0)
+
+
+async def test_a_killed_daemon_takes_its_worker_along_and_the_next_one_starts(
+    tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
+) -> None:
+    daemons.append(daemon := Daemon(tmp_path, endpoint))
+    client = await connected(context, daemon)
+    worker = await running_job(client, "deaf")
+    daemon.process.kill()
+    await daemon.ended()
+
+    async def is_gone() -> bool:
+        return daemon.worker_is_gone(worker)
+
+    await until(is_gone)
+    client.socket.close(linger=0)
+    daemons.append(again := Daemon(tmp_path, endpoint))
+    client = await connected(context, again)
+    assert (await client.ask(Stats))["daemon"]["pid"] == again.process.pid
+    client.socket.close(linger=0)
+
+
+async def test_systemd_is_told_of_start_life_and_stop(
+    tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        told: list[str] = []
+
+        def told_until(text: str) -> None:
+            while not any(text in one for one in told):
+                told.append(systemd.recv(4096).decode())
+
+        notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        daemons.append(daemon := Daemon(tmp_path, endpoint, **notify))
+        await asyncio.to_thread(told_until, "READY=1")
+        client = await connected(context, daemon)
+        stats = await client.ask(Stats)
+        assert stats["workers"][0]["state"] == "ready"
+        assert "STATUS=Serving on cpu (scripted)" in "".join(told)
+        told.clear()
+        for _ in range(3):
+            await asyncio.to_thread(told_until, "WATCHDOG=1")
+            told.clear()
+        daemon.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(told_until, "STOPPING=1")
+        assert await daemon.ended() == 0
+        client.socket.close(linger=0)
+
+
+async def test_stats_are_answered_within_a_second_of_the_start(
+    tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
+) -> None:
+    began_s = time.monotonic()
+    daemons.append(daemon := Daemon(tmp_path, endpoint))
+    client = await connected(context, daemon)
+    await client.ask(Stats)
+    took_s = time.monotonic() - began_s
+    client.socket.close(linger=0)
+    # What this machine's other work does to a start is not the daemon's: its own time counts.
+    used = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
+    used_s = (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
+    assert used_s < 1.0, f"{used_s} s of processor time, {took_s} s by the clock"

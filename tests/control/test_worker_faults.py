@@ -1,0 +1,155 @@
+"""A worker that dies is replaced; its job fails with the cause, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+from control.conftest import QUICK, Serve, WireClient, until
+
+from offload_protocol.errors import WorkerCrashed
+from offload_protocol.messages import ErrorInfo, Load, Models, Stats
+from offloadd.control.supervisor import Patience
+
+
+async def failure(client: WireClient, job: str) -> ErrorInfo:
+    finished, _ = await client.end_of(job)
+    assert finished.state == "failed"
+    assert finished.error is not None
+    return finished.error
+
+
+async def ready(client: WireClient) -> int:
+    """Wait for a worker and give its process id."""
+    pid = 0
+
+    async def is_ready() -> bool:
+        nonlocal pid
+        (worker,) = (await client.ask(Stats))["workers"]
+        pid = worker["pid"] or 0
+        return bool(worker["state"] == "ready")
+
+    await until(is_ready)
+    return pid
+
+
+@pytest.mark.parametrize(
+    ("prompt", "details", "says"),
+    [
+        ("exit 3", {"exit_code": 3, "last_line": "the last words"}, "exit code 3.*the last words"),
+        ("kill SIGSEGV", {"signal": "SIGSEGV", "last_line": ""}, "killed by SIGSEGV"),
+        ("kill SIGKILL", {"signal": "SIGKILL", "last_line": ""}, "killed by SIGKILL"),
+    ],
+)
+async def test_the_running_job_fails_with_the_cause_and_the_next_one_runs(
+    serve: Serve, prompt: str, details: dict[str, object], says: str
+) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.submit("dies", prompt)
+        await client.submit("waits")
+        error = await failure(client, "dies")
+        assert error.code == "worker_crashed"
+        assert error.details == details
+        finished, _ = await client.end_of("waits")
+        assert finished.state == "done"
+        stats = await client.ask(Stats)
+        (worker,) = stats["workers"]
+        assert worker["restarts_total"] == 1
+        assert worker["state"] == "ready"
+        assert re.search(says, worker["last_error"])
+        assert stats["jobs"]["failed_total"] == 1
+
+
+async def test_a_worker_that_speaks_nonsense_is_replaced(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.submit("a", "garbage")
+        assert (await failure(client, "a")).code == "worker_crashed"
+        await client.submit("b")
+        finished, _ = await client.end_of("b")
+        assert finished.state == "done"
+
+
+async def test_an_idle_workers_death_is_noticed(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        first = await ready(client)
+        os.kill(first, signal.SIGKILL)
+
+        async def is_replaced() -> bool:
+            return await ready(client) != first
+
+        await until(is_replaced)
+        await client.submit("a")
+        finished, _ = await client.end_of("a")
+        assert finished.state == "done"
+
+
+async def test_loaded_models_come_back_with_a_new_worker(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.ask(Load, name="good")
+        await client.ask(Load, name="added", source="/other")
+        await client.submit("dies", "exit 1")
+        await failure(client, "dies")
+
+        async def are_loaded() -> bool:
+            models = (await client.ask(Models))["models"]
+            return {one["name"] for one in models if one["state"] == "ready"} == {"good", "added"}
+
+        await until(are_loaded)
+        await client.submit("a", model="added")
+        finished, _ = await client.end_of("a")
+        assert finished.state == "done"
+
+
+async def test_a_model_whose_loading_kills_the_worker_is_not_loaded_again(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        with pytest.raises(WorkerCrashed, match="SIGSEGV; its last line: loading was too much"):
+            await client.ask(Load, name="deadly", source="/deadly")
+        await ready(client)
+        rows = {one["name"]: one for one in (await client.ask(Models))["models"]}
+        await client.submit("a")
+        finished, _ = await client.end_of("a")
+        assert finished.state == "done"
+        assert (await client.ask(Stats))["workers"][0]["restarts_total"] == 1
+        assert rows["deadly"]["state"] in ("failed", "registered")
+
+
+async def test_a_worker_that_never_lives_makes_the_device_failed(serve: Serve) -> None:
+    async with serve(worker=("--die-at-start",)) as rig:
+        client = await rig.client()
+        await client.submit("early")
+
+        async def is_failed() -> bool:
+            (worker,) = (await client.ask(Stats))["workers"]
+            return bool(worker["state"] == "failed")
+
+        await until(is_failed)
+        (worker,) = (await client.ask(Stats))["workers"]
+        assert worker["restarts_total"] >= QUICK.deaths_until_failed - 1
+        assert "exit code 20; its last line: no device here" in worker["last_error"]
+        with pytest.raises(WorkerCrashed, match=r"no worker stays alive: .*no device here"):
+            await client.submit("a")
+        with pytest.raises(WorkerCrashed, match="no worker stays alive"):
+            await client.ask(Load, name="good")
+        restarts = worker["restarts_total"]
+
+        async def is_tried_again() -> bool:
+            (worker,) = (await client.ask(Stats))["workers"]
+            return bool(worker["restarts_total"] > restarts)
+
+        await until(is_tried_again)
+
+
+async def test_a_worker_that_hangs_at_its_channels_end_is_killed(serve: Serve) -> None:
+    async with serve(patience=Patience(exit_s=0.2)) as rig:
+        client = await rig.client()
+        pid = await ready(client)
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
