@@ -61,7 +61,7 @@ class Submit(Request, frozen=True):
 
 
 class Fetch(Request, frozen=True):
-    """Asks for a job's state, and for its `Finished` if it has ended; attaches this client to it."""
+    """Asks for a job's state, and its `Finished` if it has ended; attaches this client to it."""
 
     job: str
 
