@@ -168,7 +168,9 @@ def finish(client: subprocess.Popen[str], order: Order) -> None:
         client.kill()
         raise DemoFailed(f"no picture of {order.prompt!r} after {DRAW_LIMIT_S:.0f} s") from late
     if client.returncode != 0:
-        raise DemoFailed(f"offloadctl gave {client.returncode} for {order.prompt!r}. {complaint}")
+        # Without a pipe it has been shown already.
+        reason = f":\n{complaint.strip()}" if complaint else ""
+        raise DemoFailed(f"offloadctl gave {client.returncode} for {order.prompt!r}{reason}")
     if said:
         print(said.strip())
 

@@ -72,6 +72,8 @@ def _build_wheel(directory: Path) -> Path:
 
 def _install(container: Container, wheel: str, places: dict[str, Path]) -> None:
     prefix = "/opt/python" if "/opt/python" in places else sys.base_prefix
+    # An interpreter that has moved may find the libpython of another one in /usr before its own.
+    container.call("sh", "-c", f"echo {prefix}/lib >/etc/ld.so.conf && ldconfig")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     container.call(f"{prefix}/bin/{version}", "-m", "venv", "--without-pip", "/opt/offloadd")
     python = "/opt/offloadd/bin/python"
