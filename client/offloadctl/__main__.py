@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -32,16 +31,11 @@ def run(argv: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         status = command.main(list(argv), prog_name="offloadctl", standalone_mode=False)
-        sys.stdout.flush()
         return status if isinstance(status, int) else DONE
     except UsageError as error:
         return _wrong_usage(error, as_json)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read has enough; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except Exception as error:
         from offload_protocol.errors import OffloadError
 

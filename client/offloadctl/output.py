@@ -6,6 +6,7 @@ rich is loaded only where it is seen, on a terminal.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Table:
 
 def print_json(data: Any) -> None:
     """The one JSON object of a command."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    write(json.dumps(data, ensure_ascii=False) + "\n")
 
 
 def print_tables(tables: Sequence[Table]) -> None:
@@ -41,12 +42,26 @@ def print_tables(tables: Sequence[Table]) -> None:
     if sys.stdout.isatty():
         _print_rich(shown)
     else:
-        sys.stdout.write("\n".join(plain_text(table, titled=len(shown) > 1) for table in shown))
+        write("\n".join(plain_text(table, titled=len(shown) > 1) for table in shown))
 
 
 def print_line(text: str) -> None:
     """One line on standard output."""
-    sys.stdout.write(text + "\n")
+    write(text + "\n")
+
+
+def write(data: str | bytes) -> None:
+    """Write to standard output; a reader that has enough and closes it is no error."""
+    try:
+        if isinstance(data, str):
+            sys.stdout.write(data)
+            sys.stdout.flush()
+        else:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would complain once more when Python flushes it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(error: OffloadError) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offload_protocol.errors import StorageFailed
 from offloadctl.arguments import FORMATS, STANDARD_OUTPUT
+from offloadctl.output import write
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,8 +33,7 @@ def write_pictures(images: Sequence[Image.Image], file: str) -> list[str]:
     if file == STANDARD_OUTPUT:
         buffer = io.BytesIO()
         images[0].save(buffer, "PNG")
-        sys.stdout.buffer.write(buffer.getbuffer())
-        sys.stdout.buffer.flush()
+        write(buffer.getvalue())
         return []
     names = file_names(file, len(images))
     for image, name in zip(images, names, strict=True):

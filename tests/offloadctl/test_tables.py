@@ -1,0 +1,112 @@
+"""Answers as tables, and words as values; pure."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload_client import ComponentInfo, JobInfo, ModelInfo, Progress
+from offloadctl.arguments import parse_pairs, parse_picture_size, pipeline_arguments
+from offloadctl.output import Table, plain_text
+from offloadctl.pictures import file_names
+from offloadctl.progress import description
+from offloadctl.tables import jobs_table, ps_tables, stats_tables
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        ("a=1", {"a": 1}),
+        ("a=1.5", {"a": 1.5}),
+        ("a=true", {"a": True}),
+        ("a=null", {"a": None}),
+        ("a=[1, 2]", {"a": [1, 2]}),
+        ("a=words with = signs", {"a": "words with = signs"}),
+        ('a="1"', {"a": "1"}),
+        ("a=", {"a": ""}),
+        ("a.b.c=1", {"a": {"b": {"c": 1}}}),
+    ],
+)
+def test_pairs_are_read_as_json_or_text(pair: str, expected: object) -> None:
+    assert parse_pairs([pair], "--set") == expected
+
+
+@pytest.mark.parametrize("pairs", [["a"], ["=1"], ["a..b=1"], ["a=1", "a=2"], ["a=1", "a.b=2"]])
+def test_pairs_that_make_no_sense_are_wrong_usage(pairs: list[str]) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_pairs(pairs, "--set")
+
+
+@given(st.integers(0, 999_999), st.integers(0, 999_999))
+def test_a_size_is_width_and_height(width: int, height: int) -> None:
+    assert parse_picture_size(f"{width}x{height}") == (width, height)
+
+
+@pytest.mark.parametrize("text", ["", "8", "8x", "x8", "8x8x8", "-8x8", "8 x 8", "٣x٣"])
+def test_what_is_no_size_is_wrong_usage(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_picture_size(text)
+
+
+def test_shorthands_become_arguments_of_the_pipeline() -> None:
+    def call(model: str) -> None: ...
+
+    arguments = pipeline_arguments(["eta=0.5"], 3, "8x16", call)
+    assert arguments == {"eta": 0.5, "num_inference_steps": 3, "width": 8, "height": 16}
+    with pytest.raises(typer.BadParameter):
+        pipeline_arguments(["model=x"], None, None, call)
+
+
+def test_several_pictures_are_numbered() -> None:
+    assert file_names("a.png", 1) == ["a.png"]
+    assert file_names("d/a.b.png", 2) == ["d/a.b-1.png", "d/a.b-2.png"]
+
+
+def test_plain_columns_are_aligned_and_numbers_stand_to_the_right() -> None:
+    table = Table("t", ("NAME", ">SIZE"), [("a", "1 B"), ("long", "10 B")])
+    assert plain_text(table, titled=False) == "NAME  SIZE\na      1 B\nlong  10 B\n"
+
+
+def test_ps_adds_up_a_models_bytes_and_names_what_runs() -> None:
+    parts = [
+        ComponentInfo(name="unet", bytes=3 << 20, resident_bytes=1 << 20, streamed_bytes=2 << 20),
+        ComponentInfo(name="vae", bytes=1 << 20, resident_bytes=1 << 20, host_bytes=1 << 20),
+        ComponentInfo(name="scheduler"),
+    ]
+    model = ModelInfo(name="m", state="ready", offload="group", components=parts)
+    jobs = [
+        JobInfo(job="j1", model="m", state="running", step=2, steps=4),
+        JobInfo(job="j2", model="m", state="queued", position=1),
+        JobInfo(job="j3", model="other", state="running"),
+    ]
+    table, components = ps_tables([model], jobs)
+    assert table.rows == [("m", "ready", "group", "2.0 MiB", "2.0 MiB", "1.0 MiB", "j1 2/4")]
+    assert [row[0] for row in components.rows] == ["m/unet", "m/vae"]
+
+
+def test_a_waiting_job_shows_its_place() -> None:
+    table = jobs_table([JobInfo(job="j", model="m", state="queued", position=3)])
+    assert table.rows[0][3] == "#3"
+
+
+def test_stats_show_sizes_and_times_for_people_and_survive_missing_keys() -> None:
+    stats = {
+        "daemon": {"version": "1", "uptime_s": 200.0},
+        "store": {"host_used_bytes": 1 << 30, "disk_read_bytes_total": 0},
+        "devices": [{"id": "cpu", "free_bytes": 1 << 20, "note": None}],
+        "workers": [{"device": "cpu", "restarts_total": 0}, {"device": "cuda:0"}],
+    }
+    tables = {table.title: table for table in stats_tables(stats)}
+    assert ("uptime", "3m 20s") in tables["daemon"].rows
+    assert ("host used", "1.0 GiB") in tables["store"].rows
+    assert tables["devices"].rows == [["cpu", "1.0 MiB", "-"]]
+    assert tables["workers"].rows[1] == ["cuda:0", "-"]
+    assert tables["jobs"].rows == []
+    assert stats_tables({})[0].rows == []
+
+
+def test_progress_is_told_in_words() -> None:
+    assert description(Progress("queued", 2, 0, 0)) == "queued, place 2"
+    assert description(Progress("loading", None, 0, 0)) == "loading"
