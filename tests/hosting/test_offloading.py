@@ -87,6 +87,23 @@ def test_block_modules_that_are_not_there_are_refused(sd_directory: Path) -> Non
     assert "decoder" in refused.value.hint
 
 
+@pytest.mark.parametrize("level", ["block_level", "leaf_level"])
+def test_what_rests_on_disk_is_read_once_a_forward_and_counted(
+    sd_directory: Path, level: str, tmp_path: Path
+) -> None:
+    offload = {"mode": "group", "offload_type": level, "offload_to_disk_path": str(tmp_path)}
+    model = host(sd_directory, components={"unet": offload})
+    draw(model, num_inference_steps=3)
+    assert model.moved_bytes == 3 * model.description.component_bytes["unet"]
+
+
+@pytest.mark.parametrize("mode", ["none", "model", "sequential", "group"])
+def test_nothing_is_copied_between_places_in_one_memory(sd_directory: Path, mode: str) -> None:
+    model = host(sd_directory, offload=mode)
+    draw(model)
+    assert model.moved_bytes == 0
+
+
 @pytest.mark.parametrize("mode", ["sequential", "group"])
 def test_offloaded_weights_are_not_counted_as_resident(sd_directory: Path, mode: str) -> None:
     resting, resident = host(sd_directory, offload=mode), host(sd_directory, offload="none")

@@ -20,9 +20,11 @@ SIDE = 16
 """Height and width in pixels of the pictures that these pipelines draw by default."""
 
 
-def save_sd(directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """A `StableDiffusionPipeline` at `directory`; gives the directory."""
-    _sd(seed, dtype).save_pretrained(directory)
+def save_sd(
+    directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, width: int = 16
+) -> Path:
+    """A `StableDiffusionPipeline` whose U-Net has `width` channels; gives the directory."""
+    _sd(seed, dtype, width).save_pretrained(directory)
     return directory
 
 
@@ -32,12 +34,12 @@ def save_flux(directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.floa
     return directory
 
 
-def _sd(seed: int, dtype: torch.dtype) -> Any:
+def _sd(seed: int, dtype: torch.dtype, width: int) -> Any:
     return diffusers.StableDiffusionPipeline(
         vae=_filled(_vae(), seed, dtype),
         text_encoder=_filled(_clip(), seed + 1, dtype),
         tokenizer=_clip_tokenizer(),
-        unet=_filled(_unet(), seed + 2, dtype),
+        unet=_filled(_unet(width), seed + 2, dtype),
         scheduler=diffusers.DDIMScheduler(
             clip_sample=False, set_alpha_to_one=False, steps_offset=1
         ),
@@ -116,10 +118,10 @@ def _t5() -> nn.Module:
     return module
 
 
-def _unet() -> nn.Module:
+def _unet(width: int) -> nn.Module:
     module: nn.Module = diffusers.UNet2DConditionModel(
         sample_size=SIDE // 2,
-        block_out_channels=(16, 32),
+        block_out_channels=(width, 2 * width),
         layers_per_block=1,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),

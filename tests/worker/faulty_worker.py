@@ -19,7 +19,6 @@ ERRORS: dict[str, Any] = {
     "sticky": lambda: torch.AcceleratorError(
         "CUDA error: an illegal memory access was encountered"
     ),
-    "sticky_text": lambda: RuntimeError("CUDA error: unspecified launch failure"),
     "memory": MemoryError,
     "bug": lambda: KeyError("hidden_states"),
     "disk": lambda: FileNotFoundError(2, "No such file or directory", "/gone/group_1.safetensors"),

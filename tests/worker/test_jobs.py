@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hosting.hosting_help import CALL, SEED, Drawn, plain_script
+from hosting.tiny_pipelines import save_sd
 from worker.conftest import register
 from worker.worker_process import WorkerProcess
 
@@ -168,6 +170,22 @@ def test_case_31_a_cancel_while_loading_leaves_the_model_unloaded(
     assert worker.expect(DeviceReport).resident_bytes == 0
     assert not [one for one in worker.news[before:] if isinstance(one, ModelLoaded)]
     check_picture(worker, "after loading", reference)
+
+
+def test_case_20_unloading_gives_the_memory_back(
+    worker: WorkerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    register(worker, "wide", save_sd(tmp_path_factory.mktemp("wide"), width=192))
+    process = psutil.Process(worker.process.pid)
+    kept: list[int] = []
+    for number in range(3):
+        assert worker.run(f"wide {number}", "wide", **CALL).error is None
+        loaded_bytes = process.memory_info().rss
+        worker.send(UnloadModel(name="wide"))
+        worker.expect(ModelUnloaded, name="wide")
+        kept.append(process.memory_info().rss)
+        assert loaded_bytes - kept[-1] > 40 << 20
+    assert kept[2] - kept[1] < 8 << 20
 
 
 def test_an_unknown_model_is_refused(worker: WorkerProcess) -> None:

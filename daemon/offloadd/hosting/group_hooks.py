@@ -18,7 +18,7 @@ _REGISTRY = "_diffusers_hook"
 
 def offload_groups(module: nn.Module) -> None:
     """Offload every group that an exception may have left on the device."""
-    for group in _groups(module):
+    for group in groups(module):
         group.offload_()
 
 
@@ -28,7 +28,7 @@ def keep_direct_tensors(module: nn.Module, kept: Mapping[int, torch.Tensor]) -> 
     `kept` maps the id of a parameter or buffer to its values. Helpers of a model read such tensors
     after its forward, when a group's would be on the host already, or be emptied for the disk.
     """
-    for group in _groups(module):
+    for group in groups(module):
         group.parameters = [one for one in group.parameters if id(one) not in kept]
         group.buffers = [one for one in group.buffers if id(one) not in kept]
         if group.offload_to_disk_path is not None:
@@ -65,7 +65,8 @@ def forget_hooks(module: nn.Module) -> None:
             layer.__dict__.pop("forward", None)
 
 
-def _groups(module: nn.Module) -> Iterator[Any]:
+def groups(module: nn.Module) -> Iterator[Any]:
+    """The groups into which diffusers has put the weights of a module, each once."""
     seen: set[int] = set()
     for layer in module.modules():
         registry = getattr(layer, _REGISTRY, None)

@@ -51,6 +51,11 @@ class HostedModel:
         """Bytes of weights on the device now."""
         return sum(self._placement.resident_bytes(name) for name in self._placement.plan)
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of weights that the last run copied to the device."""
+        return self._placement.moves.moved_bytes
+
     def run(self, call: Call, on_step: OnStep, at_border: Callable[[], None]) -> dict[str, Any]:
         """Draw; gives the pipeline's outputs as plain values.
 
@@ -59,6 +64,7 @@ class HostedModel:
         """
         view = job_view(self._pipeline, self._device, on_step)
         settled = False
+        self._placement.moves.reset()
         try:
             with torch.no_grad(), _own_randomness(call.seeds[0], self._device):
                 with borders(view, at_border):

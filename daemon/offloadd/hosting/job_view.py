@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from diffusers import DiffusionPipeline
 from torch import nn
 
 from offloadd.hosting.loading import modules
@@ -40,6 +41,10 @@ def job_view(pipeline: Any, device: torch.device, on_step: OnStep) -> Any:
         # Not setattr: the pipeline would write the class of the component into its configuration.
         if hasattr(component, "set_timesteps"):
             view.__dict__[name] = copy.deepcopy(component)
+    for name, inner in pipeline.__dict__.items():
+        # Combined pipelines call pipelines of their own.
+        if isinstance(inner, DiffusionPipeline):
+            view.__dict__[name] = job_view(inner, device, on_step)
     return view
 
 

@@ -28,6 +28,7 @@ from offloadd.hosting.group_hooks import (
     separate_ties,
 )
 from offloadd.hosting.loading import modules
+from offloadd.hosting.moves import MoveCounter
 from offloadd.hosting.offload_plan import Plan
 
 _HOST = torch.device("cpu")
@@ -43,6 +44,7 @@ class Placement:
         self._modules = modules(pipeline)
         self._model_hooks: list[Any] = []
         self._disks: dict[str, DiskRest] = {}
+        self.moves = MoveCounter()
 
     @property
     def needs_settling(self) -> bool:
@@ -92,8 +94,10 @@ class Placement:
         """Let each of these components leave the device when the next one needs it."""
         previous = None
         for name in names:
-            _, previous = cpu_offload_with_hook(self._modules[name], self._device, previous)
-            self._model_hooks.append(previous)
+            _, user_hook = cpu_offload_with_hook(self._modules[name], self._device, previous)
+            self._model_hooks.append(user_hook)
+            self.moves.count_model(user_hook.hook, self._modules[name], self._device)
+            previous = user_hook
 
 
 def apply_plan(pipeline: Any, plan: Plan, device: torch.device) -> Placement:
@@ -132,11 +136,13 @@ def _apply_model(
 
 
 def _apply_sequential(
-    _: Placement, name: str, module: nn.Module, offload: OffloadSpec, device: torch.device
+    placement: Placement, name: str, module: nn.Module, offload: OffloadSpec, device: torch.device
 ) -> None:
     # As the pipelines of diffusers do it: a model with weights of its own at the top is moved with
     # its buffers.
     cpu_offload(module, device, offload_buffers=len(module._parameters) > 0)
+    if device != _HOST:
+        placement.moves.count_sequential(module)
 
 
 def _apply_group(
@@ -163,6 +169,8 @@ def _apply_group(
     except OSError as error:
         raise disk_error(Path(offload.offload_to_disk_path or "/"), error) from error
     keep_direct_tensors(module, {id(direct[key]): kept[key] for key in direct})
+    if device != _HOST or offload.offload_to_disk_path is not None:
+        placement.moves.count_groups(module)
 
 
 def _check_blocks(name: str, module: nn.Module, blocks: list[str] | None) -> None:

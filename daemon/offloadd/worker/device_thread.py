@@ -150,6 +150,7 @@ class DeviceThread:
             seeds=call.seeds,
             timings=Timings(loading_s=loading_s, running_s=running_s),
             peak_device_bytes=meter.peak_bytes(),
+            moved_bytes=model.moved_bytes,
         )
         _log.info("job=%s model=%s drawn running_s=%.2f", job.job, job.model, running_s)
         return outcome, packed

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sys
-import warnings
 
 _BY_DESIGN = re.compile(
     r"requires torchvision \(not installed\)"
@@ -25,7 +24,6 @@ def start_log(level: int = logging.INFO) -> None:
     handler.addFilter(_is_news)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    warnings.simplefilter("default")
     # Read by the libraries when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

@@ -1,0 +1,63 @@
+"""Progress is told at most so often, but always its beginning, its end and each change of state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from offload_protocol.errors import Cancelled
+from offloadd.channel.messages import JobProgressed
+from offloadd.worker.progress import MIN_INTERVAL_S, JobProgress
+
+
+class Bench:
+    """A job's progress on a clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cancelled = False
+        self.told: list[JobProgressed] = []
+        self.progress = JobProgress(
+            "a", self.told.append, lambda: self.cancelled, lambda: self.now_s
+        )
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_fast_steps_are_told_only_at_both_ends(bench: Bench) -> None:
+    for step in range(101):
+        bench.progress.running(step, 100)
+    assert [(one.step, one.steps) for one in bench.told] == [(0, 100), (100, 100)]
+
+
+def test_slow_steps_are_all_told(bench: Bench) -> None:
+    for step in range(6):
+        bench.progress.running(step, 5)
+        bench.now_s += 2 * MIN_INTERVAL_S
+    assert [one.step for one in bench.told] == list(range(6))
+
+
+def test_a_change_of_state_is_told_at_once(bench: Bench) -> None:
+    bench.progress.loading(0, 5)
+    bench.progress.loading(3, 5)
+    bench.progress.running(1, 4)
+    assert [(one.state, one.step) for one in bench.told] == [("loading", 0), ("running", 1)]
+
+
+LOOKS: dict[str, Callable[[JobProgress], None]] = {
+    "at_border": lambda progress: progress.at_border(),
+    "loading": lambda progress: progress.loading(1, 2),
+    "running": lambda progress: progress.running(1, 2),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_cancelled_job_stops_wherever_it_looks(bench: Bench, look: str) -> None:
+    bench.cancelled = True
+    with pytest.raises(Cancelled):
+        LOOKS[look](bench.progress)
+    assert bench.told == []
