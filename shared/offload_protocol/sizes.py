@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from offload_protocol.errors import InvalidRequest
@@ -58,7 +59,9 @@ def parse_duration_s(text: str | int | float) -> float:
     Raises `InvalidRequest` for anything else.
     """
     if isinstance(text, (int, float)):
-        return float(text) if text >= 0 else float(_not_negative(int(text)))
+        if not 0 <= text < math.inf:
+            raise InvalidRequest(f"{text} is not a duration", hint="give 0 seconds or more")
+        return float(text)
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS_S:
         raise InvalidRequest(f"{text!r} is not a duration", hint="write it as 30s, 5m or 1.5h")
