@@ -208,6 +208,14 @@ def test_a_plan_says_what_it_is_in_words() -> None:
     assert "limited by compute" in make_plan(equal_blocks(copies_to_compute=0.25)).explain()
 
 
+def test_work_counts_latency_per_copy_and_nothing_for_residents() -> None:
+    given = PlanInput((1000, 300), (0, 1, 0), (1.0, 2.0, 3.0), 102.4, 0.5, 2000)
+    work = given.question().work(frozenset({1}))
+    assert work.streamed_bytes == (1024, 0, 1024)
+    assert work.copy_s == (10.5, 0.0, 10.5)
+    assert (work.total_bytes, work.bound_s) == (2048, 21.0)
+
+
 def test_input_that_does_not_match_is_refused() -> None:
     with pytest.raises(ValueError, match="2 positions, 1 compute times"):
         PlanInput((1, 1), (0, 1), (1.0,), 1.0, 0.0, 10)

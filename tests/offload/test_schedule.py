@@ -16,7 +16,6 @@ from offloadd.offload.schedule import (
     exact_step_s,
     quick_step_s,
     simulate,
-    step_work,
 )
 
 
@@ -174,11 +173,3 @@ def test_the_quick_simulation_is_the_exact_one_for_equal_groups() -> None:
     for ring in (10, 19, 20, 30, 45):
         exact = simulate(work, ring).step_s
         assert quick_step_s(work, ring) == pytest.approx(exact)
-
-
-def test_work_counts_latency_per_copy_and_nothing_for_residents() -> None:
-    work = step_work((1000, 300), (0, 1, 0), (1.0, 2.0, 3.0), frozenset({1}), 100.0, 0.5)
-    assert work.streamed_bytes == (1024, 0, 1024)
-    assert work.copy_s == (10.5, 0.0, 10.5)
-    assert work.total_bytes == 2048
-    assert work.bound_s == 21.0

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offloadd.offload.ring import Place
-from offloadd.store.layout import ALIGNMENT_BYTES, align
 
 WARM_STEPS = 3
 MEASURED_STEPS = 4
@@ -76,26 +75,6 @@ class Timeline:
     @property
     def step_s(self) -> float:
         return steady_step_s(self.step_ends_s)
-
-
-def step_work(
-    sizes_bytes: Sequence[int],
-    order: Sequence[int],
-    compute_s: Sequence[float],
-    resident: frozenset[int],
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    alignment_bytes: int = ALIGNMENT_BYTES,
-) -> StepWork:
-    """The work of a step whose order names groups, when those in `resident` are not streamed."""
-    streamed = tuple(
-        0 if group in resident else align(sizes_bytes[group], alignment_bytes) for group in order
-    )
-    copies = tuple(
-        latency_s + sizes_bytes[group] / bandwidth_bytes_per_s if size else 0.0
-        for group, size in zip(order, streamed, strict=True)
-    )
-    return StepWork(streamed, copies, tuple(compute_s))
 
 
 def simulate(
