@@ -64,7 +64,7 @@ class Foreman:
                 self._dispatcher.ended(news, frames)
             case DeviceReport():
                 self.device = news
-            case _:
+            case ModelDescribed() | ModelLoaded() | ModelFailed() | ModelUnloaded():
                 self._model_news(news)
 
     def _model_news(self, news: ModelDescribed | ModelLoaded | ModelFailed | ModelUnloaded) -> None:

@@ -228,9 +228,15 @@ class ModelTable:
             waiter.set_result(model.info())
 
     def failed(self, news: ModelFailed) -> None:
-        """A model cannot be described or loaded."""
-        if (model := self._models.get(news.name)) is not None:
-            self._failed(model, news.error)
+        """A model cannot be described or loaded, or its memory does not come back."""
+        model = self._models.get(news.name)
+        if model is None:
+            return
+        was_loading = model.is_loading
+        self._failed(model, news.error)
+        if not was_loading:
+            for waiter in _taken(model.unload_waiters):
+                waiter.set_exception(codec.to_exception(news.error))
 
     def unloaded(self, news: ModelUnloaded) -> None:
         """A model's memory has been given back."""
