@@ -14,7 +14,7 @@ from typing import NoReturn
 from offload_protocol.codec import error_info
 from offload_protocol.errors import Cancelled
 from offloadd.channel.framing import ChannelClosed, WorkerEnd
-from offloadd.channel.messages import CancelJob, JobEnded
+from offloadd.channel.messages import CancelJob, JobEnded, LoadModel, Register, RunJob, UnloadModel
 from offloadd.worker.exits import CHANNEL_CLOSED
 from offloadd.worker.orders import Orders
 
@@ -38,11 +38,15 @@ def _receive(channel: WorkerEnd, orders: Orders) -> None:
     try:
         while True:
             message, frames = channel.receive()
-            if not isinstance(message, CancelJob):
-                orders.put(message, frames)
-            elif orders.cancel(message.job):
-                error = error_info(Cancelled("the job was cancelled before it began"))
-                channel.send(JobEnded(job=message.job, error=error))
+            match message:
+                case CancelJob(job=job):
+                    if orders.cancel(job):
+                        error = error_info(Cancelled("the job was cancelled before it began"))
+                        channel.send(JobEnded(job=job, error=error))
+                case Register() | LoadModel() | UnloadModel() | RunJob():
+                    orders.put(message, frames)
+                case _:
+                    _log.error("nobody here takes a %s", type(message).__name__)
     except ChannelClosed as reason:
         _log.info("channel closed, ending: %s", reason)
         end_process(CHANNEL_CLOSED)
