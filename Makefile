@@ -1,19 +1,27 @@
 # Everything a checkout needs, with its set-up: `make demo`, `make test`. `make help` lists the rest.
 #
-#   make PYTHON=python3.12            use another interpreter for .venv (3.11 or newer)
-#   make TORCH='torch>=2.8'           for a GPU: take torch as PyPI has it, with CUDA
-#   make TORCH='torch==2.13.0' TORCH_INDEX=https://download.pytorch.org/whl/rocm7.1
+#   make setup PYTHON=python3.12      use another interpreter for .venv (3.11 or newer)
+#   make setup TORCH='torch>=2.8'     for a GPU: take torch as PyPI has it, with CUDA
+#   make setup TORCH=torch TORCH_INDEX=https://download.pytorch.org/whl/rocm7.1
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-CPU_TORCH := torch==2.13.0
-TORCH ?= $(CPU_TORCH)
 # On PyPI the same version is the CUDA build, several gigabytes larger. The `+cpu` build of this
-# index counts as newer, so pip prefers it; any other TORCH is looked for on PyPI alone.
-TORCH_INDEX ?= $(if $(filter $(CPU_TORCH),$(TORCH)),https://download.pytorch.org/whl/cpu)
+# index counts as newer, so pip prefers it.
+CPU_TORCH := torch==2.13.0
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ifdef TORCH
+# The first line marks a choice, which holds until another is made: `make test` after
+# `make setup TORCH=...` must not bring the CPU build back.
+WANTED := '\# chosen by TORCH=' $(if $(TORCH_INDEX),'--extra-index-url $(TORCH_INDEX)') '$(TORCH)'
+KEEPS_CHOICE := false
+else
+WANTED := '--extra-index-url $(CPU_INDEX)' '$(CPU_TORCH)'
+KEEPS_CHOICE := grep -qs '^\# chosen'
+endif
 EXTRAS := daemon,dev
 
 VENV := .venv
@@ -67,8 +75,8 @@ $(ENVIRONMENT):
 
 # Written anew only when it says something else, so that asking again for the same torch is free.
 $(TORCH_WANTED): always | $(ENVIRONMENT)
-	@printf '%s\n' $(if $(TORCH_INDEX),'--extra-index-url $(TORCH_INDEX)') '$(TORCH)' >$@.new
-	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@printf '%s\n' $(WANTED) >$@.new
+	@if $(KEEPS_CHOICE) $@ || cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # Before the rest: left to itself, `torch>=2.8` would fetch the CUDA build.
 # Few retries, since the index is only a preference: without it pip goes on to the others.

@@ -44,7 +44,18 @@ def test_the_cpu_build_of_torch_is_the_default_and_another_one_can_be_said(
         "--extra-index-url https://download.pytorch.org/whl/cpu",
         "torch==2.13.0",
     ]
-    assert _torch_lines(checkout, "TORCH=torch>=2.8") == ["torch>=2.8"]
+    assert _torch_lines(checkout, "TORCH=torch>=2.8")[1:] == ["torch>=2.8"]
+    index = "TORCH_INDEX=https://example.org/rocm"
+    assert _torch_lines(checkout, "TORCH=torch", index)[1:] == [
+        "--extra-index-url https://example.org/rocm",
+        "torch",
+    ]
+
+
+def test_a_chosen_torch_holds_until_another_is_chosen(checkout: Path) -> None:
+    chosen = _torch_lines(checkout, "TORCH=torch>=2.8")
+    assert _torch_lines(checkout) == chosen
+    assert _torch_lines(checkout, "TORCH=torch==2.9.0")[1:] == ["torch==2.9.0"]
 
 
 def test_saying_the_same_torch_again_leaves_its_file_alone(checkout: Path) -> None:
