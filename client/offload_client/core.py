@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from offload_client.channel import Channel
+from offload_client.greeting import Introduction
 from offload_client.reach import obstacle, unreachable
 from offload_client.records import Call, JobRecord
-from offload_client.session import Introduction, Session
+from offload_client.session import Session
 from offload_client.waiting import ConnectionMissing, Wait
 from offload_protocol.codec import check_frames, convert, encode
 from offload_protocol.endpoints import EndpointChoice, client_endpoint

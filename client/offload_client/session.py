@@ -14,21 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
+from offload_client.backoff import retry_time
+from offload_client.greeting import Introduction
 from offload_client.records import Call, JobRecord, Watched
 from offload_protocol.codec import convert, decode_answer, encode, to_exception
 from offload_protocol.errors import Busy, ErrorCode, InvalidRequest, OffloadError, ProtocolMismatch
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import (
-    PROTOCOL_VERSION,
     Error,
     Fetch,
     Finished,
-    Hello,
     JobInfo,
     Ping,
     Progress,
@@ -48,19 +46,6 @@ SILENCE_S = 10.0
 
 MAX_HELLO_DEMANDS = 3
 """A daemon that asks for hello more often for one request will never be content."""
-
-MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
-RETRY_SPREAD = 0.25
-"""Waits after `busy` are lengthened by up to this share, so that clients do not return in step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """How a client names itself in hello."""
-
-    session: str
-    program: str
-    client_version: str
 
 
 class Session(Watched):
@@ -121,15 +106,7 @@ class Session(Watched):
         self._last_rid += 1
         self._hello_rid = self._last_rid
         self._active_at = now
-        said = self._introduction
-        hello = Hello(
-            rid=self._hello_rid,
-            version=PROTOCOL_VERSION,
-            session=said.session,
-            program=said.program,
-            client_version=said.client_version,
-        )
-        self.outbox.append([encode(hello)])
+        self.outbox.append([encode(self._introduction.hello(self._hello_rid))])
         self.changed()
 
     def connection_lost(self, now: float) -> None:
@@ -280,20 +257,17 @@ class Session(Watched):
                 self.connection_made(now)
         elif call is None:
             self._unmatched(error)
-        elif isinstance(error, Busy) and (retry_at := self._retry_time(call, error, now)):
-            call.retry_at, call.sent = retry_at, False
         else:
-            self._settle(call, error)
+            self._turned_away(call, error, now)
 
-    def _retry_time(self, call: Call, error: Busy, now: float) -> float | None:
-        """When to ask again, or None where the request does not wait or has no time left."""
-        said: Any = error.details.get("retry_after_s")
-        asked_s = float(said) if isinstance(said, (int, float)) else 1.0
-        wait_s = min(max(MIN_RETRY_S, asked_s), MAX_RETRY_S)  # in this order NaN gives the least
-        retry_at = now + wait_s * (1 + RETRY_SPREAD * self._random())
-        if not call.patient or (call.deadline is not None and retry_at >= call.deadline):
-            return None
-        return retry_at
+    def _turned_away(self, call: Call, error: OffloadError, now: float) -> None:
+        retry_at = None
+        if call.patient and isinstance(error, Busy):
+            retry_at = retry_time(error, now, call.deadline, self._random)
+        if retry_at is None:
+            self._settle(call, error)
+        else:
+            call.retry_at, call.sent = retry_at, False
 
     def _unmatched(self, error: OffloadError) -> None:
         """A refusal of nobody knows what: it must be the one request under way, if it is one."""
