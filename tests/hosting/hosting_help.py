@@ -45,11 +45,12 @@ def plain_script(directory: Path, seed: int = SEED, **changes: Any) -> Drawn:
     return images
 
 
-def host(directory: Path, **options: Any) -> HostedModel:
-    """A model loaded on the CPU with these settings."""
-    description = describe(model_spec("tiny", str(directory), options), on_cpu=True)
-    plan = description.plan(1 << 40, 1 << 40, on_cpu=True)
-    return HostedModel.load(description, plan, CPU, lambda done, total: None)
+def host(directory: Path, device: torch.device = CPU, **options: Any) -> HostedModel:
+    """A model loaded for the device with these settings."""
+    on_cpu = device == CPU
+    description = describe(model_spec("tiny", str(directory), options), on_cpu)
+    plan = description.plan(1 << 40, 1 << 40, on_cpu)
+    return HostedModel.load(description, plan, device, lambda done, total: None)
 
 
 def draw(
@@ -63,6 +64,6 @@ def draw(
     """Draw with a hosted model; gives its images."""
     description = model.description
     arguments = call_arguments(description.files.directory, **changes)
-    call = prepare_call(arguments, description.parameters, seed, CPU, description.dtype)
+    call = prepare_call(arguments, description.parameters, seed, model.device, description.dtype)
     images: Drawn = model.run(call, on_step, at_border)["images"]
     return images

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hosting.hosting_help import Drawn, draw, host
 
 from offload_protocol.errors import InvalidRequest
@@ -24,6 +25,13 @@ MODES: dict[str, Any] = {
     **{mode: mode for mode in ("auto", "none", "model", "sequential", "group")},
     **{f"group_{name}": {"mode": "group", **settings} for name, settings in GROUPS.items()},
 }
+STREAMS = {"mode": "group", "use_stream": True}
+STREAMED: dict[str, Any] = {
+    "stream_blocks": {**STREAMS, "offload_type": "block_level", "num_blocks_per_group": 1},
+    "stream_leaves": {**STREAMS, "offload_type": "leaf_level"},
+    "record_stream": {**STREAMS, "offload_type": "leaf_level", "record_stream": True},
+    "low_cpu": {**STREAMS, "offload_type": "leaf_level", "low_cpu_mem_usage": True},
+}
 
 
 @pytest.fixture(params=["sd_directory", "flux_directory"], ids=["sd", "flux"])
@@ -39,6 +47,21 @@ def test_every_mode_draws_the_picture_of_a_plain_script(
     model = host(directory, offload=MODES[mode])
     for _ in range(2):
         np.testing.assert_array_equal(draw(model), references[directory])
+    assert model.unload() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator is here")
+@pytest.mark.parametrize("mode", [*MODES, *STREAMED])
+def test_every_mode_draws_the_picture_of_none_on_an_accelerator(directory: Path, mode: str) -> None:
+    device = torch.device("cuda", 0)
+    expected = draw(host(directory, device, offload="none"))
+    model = host(directory, device, offload={**MODES, **STREAMED}[mode])
+    for _ in range(3):
+        np.testing.assert_array_equal(draw(model), expected)
+    if mode not in ("auto", "none"):
+        assert model.moved_bytes > 0
+        assert model.resident_bytes < sum(model.description.component_bytes.values())
     assert model.unload() == []
 
 

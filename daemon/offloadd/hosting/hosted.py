@@ -28,7 +28,7 @@ class HostedModel:
         self, description: Description, device: torch.device, pipeline: Any, placement: Placement
     ) -> None:
         self.description = description
-        self._device = device
+        self.device = device
         self._pipeline = pipeline
         self._placement = placement
 
@@ -62,11 +62,11 @@ class HostedModel:
         Raises whatever the pipeline, `on_step` or `at_border` raises; in each case the model is
         ready for the next call.
         """
-        view = job_view(self._pipeline, self._device, on_step)
+        view = job_view(self._pipeline, self.device, on_step)
         settled = False
         self._placement.moves.reset()
         try:
-            with torch.no_grad(), _own_randomness(call.seeds[0], self._device):
+            with torch.no_grad(), _own_randomness(call.seeds[0], self.device):
                 with borders(view, at_border):
                     output = view(**call.with_noise(self.description.takes_generator))
                 outputs = plain_outputs(output)
@@ -88,7 +88,7 @@ class HostedModel:
         watched = {name: weakref.ref(module) for name, module in modules(self._pipeline).items()}
         self._placement.remove()
         del self._pipeline
-        give_memory_back(self._device)
+        give_memory_back(self.device)
         return [name for name, module in watched.items() if module() is not None]
 
     def _kinds(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ class HostedModel:
             bytes=total,
             resident_bytes=resident,
             streamed_bytes=total if offload.mode in ("sequential", "group") else 0,
-            host_bytes=0 if on_disk or (self._device.type != "cpu" and resident) else total,
+            host_bytes=0 if on_disk or (self.device.type != "cpu" and resident) else total,
             offload=offload.mode,
         )
 

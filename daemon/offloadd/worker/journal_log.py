@@ -14,6 +14,7 @@ import sys
 _BY_DESIGN = re.compile(
     r"requires torchvision \(not installed\)"
     r"|was created on 'cpu' even though"  # noise is drawn on the CPU on purpose
+    r"|We cannot verify whether it has the correct type"  # it is the class that the index names
 )
 
 
