@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from control.conftest import Serve, until
 
-from offload_protocol.errors import IdConflict, InvalidRequest, TooLarge, UnknownJob, UnknownModel
+from offload_protocol.errors import (
+    IdConflict,
+    InternalError,
+    InvalidRequest,
+    TooLarge,
+    UnknownJob,
+    UnknownModel,
+)
 from offload_protocol.messages import Fetch, Jobs, Models, Ping, Stats, Submit, Taken
 from offloadd.config import Config
+from offloadd.control.jobs import JobTable
 
 IMAGE = {"$image": 0, "mode": "RGB", "size": [2, 2]}
 
@@ -203,3 +213,51 @@ async def test_everything_is_answered_before_there_is_a_worker(serve: Serve) -> 
         assert stats["workers"][0]["state"] == "starting"
         assert len((await client.ask(Models))["models"]) == 5
         assert (await client.submit("a"))["state"] == "queued"
+
+
+async def test_a_fault_of_ours_costs_one_request(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        with monkeypatch.context() as broken:
+            broken.setattr(JobTable, "__iter__", lambda self: 1 / 0)
+            with pytest.raises(InternalError, match="a fault in offloadd"):
+                await client.ask(Jobs)
+        assert "ZeroDivisionError" in caplog.text
+        assert (await client.ask(Jobs))["jobs"] == []
+
+
+async def test_stats_have_every_key_that_programs_rely_on(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.submit("a")
+        await client.end_of("a")
+        stats = await client.ask(Stats)
+    keys = {
+        "daemon": {"version", "pid", "uptime_s", "endpoint", "state"},
+        "store": {
+            *("host_budget_bytes", "host_used_bytes", "pinned_bytes"),
+            *("disk_read_bytes_total", "deduplicated_bytes"),
+        },
+        "queue": {"depth", "running", "limit"},
+        "jobs": {"completed_total", "failed_total", "cancelled_total", "requeued_total"},
+    }
+    rows = {
+        "devices": {
+            *("id", "name", "total_bytes", "free_bytes"),
+            *("budget_bytes", "resident_bytes", "ring_bytes"),
+        },
+        "models": {"name", "pipeline", "state", "offload", "components"},
+        "workers": {"device", "pid", "state", "restarts_total"},
+        "clients": set(),
+    }
+    assert set(stats) == set(keys) | set(rows)
+    for key, names in keys.items():
+        assert names <= set(stats[key])
+    for key, names in rows.items():
+        assert stats[key]
+        assert all(names <= set(row) for row in stats[key])
+    assert stats["daemon"]["pid"] == os.getpid()
+    assert stats["daemon"]["state"] == "ready"
+    assert stats["devices"][0]["total_bytes"] == 1000

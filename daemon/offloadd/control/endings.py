@@ -102,7 +102,7 @@ class Endings:
             took_s = now_s - job.started_s
             self._typical_s += WEIGHT_OF_LATEST * (took_s - self._typical_s)
         self._results.keep(job.key, encoded(finished, frames))
-        for key in self.table.ended(job.key):
+        for key in self.table.ended(job):
             self._forget(key)
         self._watchers.job_finished(job)
         if not self.table.uses(job.request.model):

@@ -72,13 +72,10 @@ class Foreman:
             case ModelDescribed():
                 self._models.described(news)
             case ModelLoaded():
-                _log.info("model %s is loaded, offload %s", news.name, news.offload)
                 self._models.loaded(news)
             case ModelFailed():
-                _log.warning("model %s: %s", news.name, news.error.message)
                 self._models.failed(news)
             case ModelUnloaded():
-                _log.info("model %s is unloaded", news.name)
                 self._models.unloaded(news)
                 self._scheduler.model_left(news.name)
         model = self._models.get(news.name)

@@ -30,7 +30,7 @@ from offload_protocol.messages import (
 from offloadd.channel.specs import ModelSpec, model_spec
 from offloadd.config import checked_source
 from offloadd.control.dispatcher import Dispatcher
-from offloadd.control.jobs import Job, Owner
+from offloadd.control.jobs import MAX_LISTED, Job, Owner
 from offloadd.control.models import ModelTable
 from offloadd.control.results import Results
 from offloadd.control.roles import Roles
@@ -112,8 +112,8 @@ class Handlers:
 
     def _jobs(self, session: Session, request: Jobs, frames: Frames) -> Result:
         sees_all = self._roles.administrates(session.connection.peer)
-        seen = (job for job in self._dispatcher.table if sees_all or job.owner.uid == session.uid)
-        return JobList(jobs=[self._info(session, job) for job in seen])
+        seen = [job for job in self._dispatcher.table if sees_all or job.owner.uid == session.uid]
+        return JobList(jobs=[self._info(session, job) for job in seen[-MAX_LISTED:]])
 
     def _show_stats(self, session: Session, request: Stats, frames: Frames) -> Result:
         return self._stats(session)

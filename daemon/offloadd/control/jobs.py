@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -16,8 +17,11 @@ from offload_protocol.errors import InvalidRequest, OffloadError
 from offload_protocol.messages import FINAL_STATES, JobInfo, JobState, Submit, Timings
 
 MAX_ID_CHARS = 200
-MAX_TOMBSTONES = 10_000
-"""Ended jobs that are remembered; the oldest are forgotten first."""
+MAX_TOMBSTONES = 5_000
+"""Ended jobs of one user that are remembered; the oldest are forgotten first."""
+
+MAX_LISTED = 1_000
+"""Jobs in one list; the newest are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ class JobTable:
         self._jobs: dict[str, Job] = {}
         self._live: dict[str, Job] = {}
         self._ended: dict[str, None] = {}
+        self._ended_of_user: dict[int, dict[str, None]] = {}
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
@@ -150,9 +155,13 @@ class JobTable:
 
     def remove(self, key: str) -> None:
         """Forget a job."""
-        self._jobs.pop(key, None)
+        job = self._jobs.pop(key, None)
         self._live.pop(key, None)
         self._ended.pop(key, None)
+        if job is not None and (of_user := self._ended_of_user.get(job.owner.uid)) is not None:
+            of_user.pop(key, None)
+            if not of_user:
+                del self._ended_of_user[job.owner.uid]
 
     def uses(self, model: str) -> bool:
         """Some job on this model has not ended."""
@@ -169,11 +178,13 @@ class JobTable:
             return own
         return next((one for one in self if one.request.job == job), None)
 
-    def ended(self, key: str) -> list[str]:
-        """Note that a job has ended; gives the keys of old ones to forget."""
-        self._live.pop(key, None)
-        self._ended[key] = None
-        return list(self._ended)[: max(len(self._ended) - MAX_TOMBSTONES, 0)]
+    def ended(self, job: Job) -> list[str]:
+        """Note that a job has ended; gives the keys of its user's old ones, to be forgotten."""
+        self._live.pop(job.key, None)
+        self._ended[job.key] = None
+        of_user = self._ended_of_user.setdefault(job.owner.uid, {})
+        of_user[job.key] = None
+        return list(islice(of_user, max(len(of_user) - MAX_TOMBSTONES, 0)))
 
     def expired(self, ended_before_s: float) -> list[str]:
         """The keys of jobs that ended before a time."""

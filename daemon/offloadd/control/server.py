@@ -249,11 +249,12 @@ class Server:
             messages_dropped_total=self._sessions.dropped_total,
         )
         sees_all = self._setting.roles.administrates(peer)
+        infos = [model.info() for model in self._models]
         return {
             "daemon": stats.daemon(facts),
             "devices": stats.devices(self._foreman.device),
-            "store": stats.store(self._foreman.device),
-            "models": stats.models(model.info() for model in self._models),
+            "store": stats.store(self._foreman.device, infos),
+            "models": stats.models(infos),
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
             "jobs": stats.jobs(self._endings.totals, self._results),
             "workers": stats.workers(self._supervisor),

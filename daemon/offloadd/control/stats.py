@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,18 +52,19 @@ def devices(report: DeviceReport | None) -> list[dict[str, Any]]:
     ]
 
 
-def store(report: DeviceReport | None) -> dict[str, int]:
+def store(report: DeviceReport | None, infos: Sequence[ModelInfo]) -> dict[str, int]:
     """The key `store`; what is 0 does not exist yet."""
+    of_models = sum(component.host_bytes for info in infos for component in info.components)
     return {
         "host_budget_bytes": 0,
-        "host_used_bytes": report.host_bytes if report else 0,
+        "host_used_bytes": max(report.host_bytes, of_models) if report else 0,
         "pinned_bytes": 0,
         "disk_read_bytes_total": 0,
         "deduplicated_bytes": 0,
     }
 
 
-def models(infos: Iterable[ModelInfo]) -> list[dict[str, Any]]:
+def models(infos: Sequence[ModelInfo]) -> list[dict[str, Any]]:
     """The key `models`."""
     return [codec.plain(info) for info in infos]
 
