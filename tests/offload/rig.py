@@ -41,8 +41,10 @@ def save_weights(module: nn.Module, path: Path) -> None:
 def disk_source(module: nn.Module, path: Path) -> Iterator[CheckpointSource]:
     """The module's weights in a file, read by reader threads."""
     save_weights(module, path)
+    layout = module_layout(module)
+    del module  # a test may want to see it go
     reader = DiskReader(threads=2)
-    source = CheckpointSource(read_checkpoint(path), module_layout(module), reader)
+    source = CheckpointSource(read_checkpoint(path), layout, reader)
     try:
         yield source
     finally:
@@ -54,6 +56,7 @@ def disk_source(module: nn.Module, path: Path) -> Iterator[CheckpointSource]:
 def host_source(module: nn.Module, path: Path) -> Iterator[HostSource]:
     """The module's weights in host memory, filled from a file."""
     with disk_source(module, path) as on_disk:
+        del module
         source = HostSource.load(on_disk)
     try:
         yield source

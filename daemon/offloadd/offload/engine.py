@@ -16,12 +16,13 @@ from torch import nn
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.offload.casting import Casting
 from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
 from offloadd.offload.executor import Executor
 from offloadd.offload.groups import GroupOptions, group_module
-from offloadd.offload.plan import Plan
-from offloadd.offload.planning import Planning, Terms
+from offloadd.offload.plan import Plan, make_plan
+from offloadd.offload.planning import Planning, Terms, first_input
 from offloadd.offload.tier import DeviceTier
 from offloadd.store.source import WeightSource
 
@@ -103,10 +104,11 @@ class Engine:
         module: nn.Module,
         source: WeightSource,
         options: GroupOptions | None = None,
+        casting: Casting | None = None,
     ) -> None:
         """Host a module whose weights (real or on meta) are those that the source gives.
 
-        The module may be dropped at any time; that detaches it. Raises InvalidRequest for a name in
+        With a casting, the source gives them as `module_layout(module, casting)` says. The module may be dropped at any time; that detaches it. Raises InvalidRequest for a name in
         use or options that fit no module, ModelLoadFailed for weights that cannot be streamed,
         OutOfMemory with the smallest budget that works.
         """
@@ -114,18 +116,18 @@ class Engine:
             raise InvalidRequest(
                 f"a component named {name!r} is hosted already", hint="unload it first"
             )
-        grouping = group_module(module, options or GroupOptions())
+        grouping = group_module(module, options or GroupOptions(), casting)
+        if self._accelerator.has_dma or source.host_view() is None:
+            # Before the module gives its weights away: whether it can run at all.
+            terms, alignment_bytes = self._terms(name), self._accelerator.alignment_bytes
+            make_plan(first_input(grouping, terms, alignment_bytes))
         component = attach_component(
-            name, module, grouping, source, self._accelerator, self._tier, self._executor
+            name, module, grouping, source, self._accelerator, self._tier, self._executor, casting
         )
         planning = Planning(component, self._executor, self._accelerator)
         self._plannings[name] = planning
-        try:
-            if not component.in_place:
-                planning.start(self._terms(name))
-        except BaseException:
-            self.detach(name)
-            raise
+        if not component.in_place:
+            planning.start(self._terms(name))
         self._farewells[name] = weakref.finalize(module, _module_gone, weakref.ref(self), name)
 
     def detach(self, name: str) -> None:

@@ -29,6 +29,9 @@ from offloadd.offload.tier import DeviceTier, Region
 from offloadd.offload.trace import StepTrace
 from offloadd.offload.transfers import Load, Loader
 
+RING_TOLERANCE = 1 / 16
+"""By how much of the limit the ring may be off when another component starts to run."""
+
 FORWARDS_AHEAD = 2
 """At a border the host waits for the border before last: one forward is queued while one runs."""
 
@@ -92,6 +95,7 @@ class Executor:
         self._accelerator = accelerator
         self._tier = tier
         self._components: dict[str, _Component] = {}
+        self._latest: str | None = None
         self._group_count = 0
         self._ahead: dict[Streamed, None] = {}
         self._lingering: Streamed | None = None
@@ -100,6 +104,7 @@ class Executor:
     def add(self, component: str, groups: Iterable[Streamed]) -> None:
         """Take charge of a component's groups, all absent."""
         self._components[component] = added = _Component(tuple(groups))
+        self._latest = self._latest or component
         self._group_count += len(added.groups)
         self.prediction.add(component)
 
@@ -109,6 +114,8 @@ class Executor:
             group.users = 0
             self._drop(group)
         self._group_count -= len(self._components.pop(component).groups)
+        if self._latest == component:
+            self._latest = next(reversed(self._components), None)
         if not self._components:
             self._tier.set_ring(0)
             self._borders.clear()
@@ -117,15 +124,16 @@ class Executor:
     def configure(self, component: str, keep: frozenset[int], ring_bytes: int) -> None:
         """Follow a plan from now on: which groups stay, and how large a ring the others need.
 
-        The ring is as large as the largest that any component asks for. Raises OutOfMemory when
-        the device does not give it; then groups still run, each in memory of its own.
+        The ring follows the component that runs. Raises OutOfMemory when the device does not give
+        it; then groups still run, each in memory of its own.
         """
         self._components[component].ring_bytes = ring_bytes
         for group in self._components[component].groups:
             group.keep = group.index in keep
             if group.load is not None and not group.users and not group.stays:
                 self._drop(group)
-        self._fit_ring()
+        if component == self._latest:
+            self._set_ring(ring_bytes)
 
     def trace(self, component: str, trace: StepTrace | None) -> None:
         """Measure the component's steps into `trace`, or stop measuring them."""
@@ -179,7 +187,8 @@ class Executor:
         self._let_linger_end()
         before = self.prediction.running
         trace = self._components[group.component].trace
-        if self.prediction.acquire(group.component, group.index):
+        starts = self.prediction.acquire(group.component, group.index)
+        if starts:
             self._rootless_step(before, group.component)
         if trace is not None:
             trace.need(group.index)
@@ -191,7 +200,7 @@ class Executor:
         if trace is not None:
             trace.have(load)
         group.users = 1
-        if is_missing:
+        if is_missing or starts:
             self._prefetch()
 
     def release(self, group: Streamed) -> None:
@@ -199,7 +208,7 @@ class Executor:
         if not group.users:
             return
         group.users -= 1
-        if group.users or group.stays:
+        if group.users or (group.stays and not group.binding.converts):
             return
         # Kept until something else is needed: the same module is often called again at once.
         self._let_linger_end()
@@ -242,6 +251,9 @@ class Executor:
         """A step is over with the group: what passes gives its memory on."""
         if not group.stays:
             self._drop(group)
+        elif group.binding.converts:
+            group.binding.absent()
+            group.bound = False
 
     def _let_linger_end(self) -> None:
         group, self._lingering = self._lingering, None
@@ -342,36 +354,45 @@ class Executor:
             group.binding.forget()
         self._tier.release(load.region)
 
-    def _fit_ring(self) -> None:
-        wanted = max((component.ring_bytes for component in self._components.values()), default=0)
-        if wanted == self._tier.ring_bytes:
+    def _use(self, component: str) -> None:
+        """Keep components in the order of their last use, and the ring fit for the latest."""
+        if component == self._latest:
+            return
+        self._latest = component
+        latest = self._components[component] = self._components.pop(component)
+        largest = max((g.size_bytes for g in latest.groups if not g.keep), default=0)
+        excess = self._tier.ring_bytes - latest.ring_bytes
+        # What was fetched ahead across this change is lost when the ring changes. A ring that is
+        # somewhat too large costs some residents, one too small some depth: both cost less.
+        if self._tier.ring_bytes < largest or abs(excess) > RING_TOLERANCE * self._tier.limit_bytes:
+            self._set_ring(latest.ring_bytes)
+
+    def _set_ring(self, wanted_bytes: int) -> None:
+        if wanted_bytes == self._tier.ring_bytes:
             return
         self._let_linger_end()
         for group in list(self._ahead):
-            self._drop(group)
+            if group.load is not None and group.load.region.place is not None:
+                self._drop(group)
         groups = [group for component in self._components.values() for group in component.groups]
         if any(group.load and group.load.region.place for group in groups):
-            return  # another component is inside its forward; the ring is fitted at a later border
+            return  # another component is inside its forward
         for group in groups:
             if not group.stays:
                 group.binding.forget()
-        self._make_room(wanted - self._tier.ring_bytes, None)
-        self._tier.set_ring(wanted)
+        self._make_room(wanted_bytes - self._tier.ring_bytes, self._latest)
+        self._tier.set_ring(wanted_bytes)
 
     def _make_room(self, size_bytes: int, for_component: str | None) -> None:
         """Send away residents of components that do not run now, least recently used first."""
         for name in list(self._components):
-            if name in (for_component, self.prediction.running):
-                continue
+            if name in (for_component, self._latest):
+                continue  # what runs, or ran last, is not sent away for a guess
             for group in self._components[name].groups:
                 if self._tier.room_bytes >= size_bytes:
                     return
                 if group.stays and not group.users:
                     self._drop(group)
-
-    def _use(self, component: str) -> None:
-        """Keep components in the order of their last use."""
-        self._components[component] = self._components.pop(component)
 
     def _wait_for_border_before_last(self) -> None:
         if len(self._borders) == FORWARDS_AHEAD:

@@ -8,13 +8,14 @@ new one turns out slower, the old one comes back. Then nothing is measured any m
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.component import Component
 from offloadd.offload.executor import Executor
+from offloadd.offload.groups import Grouping
 from offloadd.offload.plan import Measured, Plan, PlanInput, correct_plan, keep_better, make_plan
 from offloadd.offload.reads import regroup
 from offloadd.offload.trace import StepFigures, StepTrace, fit_link
@@ -64,6 +65,7 @@ class Planning:
         """Begin with the first pass; raises OutOfMemory if the budget can never work."""
         self.stage = Stage.FIRST_PASS
         self._before = None
+        self.accelerator.restart_peak()
         self.plan = make_plan(self._input(terms))
         sizes = self.component.grouping.sizes_bytes()
         largest = align(max(sizes, default=0), self.accelerator.alignment_bytes)
@@ -152,14 +154,27 @@ class Planning:
         bandwidth_bytes_per_s: float = GUESSED_BANDWIDTH_BYTES_PER_S,
         latency_s: float = 0.0,
     ) -> PlanInput:
-        return PlanInput(
-            sizes_bytes=self.component.grouping.sizes_bytes(),
+        given = first_input(self.component.grouping, terms, self.accelerator.alignment_bytes)
+        return replace(
+            given,
             order=figures.order if figures else (),
             compute_s=figures.compute_s if figures else (),
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
             latency_s=latency_s,
-            budget_bytes=terms.budget_bytes,
             leftover_bytes=self.component.leftover_bytes,
-            reserve_bytes=terms.reserve_bytes,
-            alignment_bytes=self.accelerator.alignment_bytes,
         )
+
+
+def first_input(grouping: Grouping, terms: Terms, alignment_bytes: int) -> PlanInput:
+    """What can be planned with before anything ran: sizes and budget."""
+    return PlanInput(
+        sizes_bytes=grouping.sizes_bytes(),
+        order=(),
+        compute_s=(),
+        bandwidth_bytes_per_s=GUESSED_BANDWIDTH_BYTES_PER_S,
+        latency_s=0.0,
+        budget_bytes=terms.budget_bytes,
+        leftover_bytes=grouping.kept_bytes,
+        reserve_bytes=terms.reserve_bytes,
+        alignment_bytes=alignment_bytes,
+    )

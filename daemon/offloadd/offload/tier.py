@@ -7,6 +7,7 @@ memory that is given up is first ordered after every copy that was put on that q
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -54,20 +55,32 @@ class DeviceTier:
         return self.limit_bytes - self.used_bytes
 
     def set_ring(self, capacity_bytes: int) -> None:
-        """Exchange the ring, in which no place may be live, for one of that size."""
+        """Exchange the ring, in which no place may be live, for one of that size.
+
+        Raises OutOfMemory when there is no memory for it; then the ring has the size it had, if
+        that is to be had still, or none.
+        """
         if self._ring.live:
             raise ValueError(f"{len(self._ring.live)} places of the ring are in use")
-        if capacity_bytes == self._ring.capacity_bytes:
+        before_bytes = self._ring.capacity_bytes
+        if capacity_bytes == before_bytes:
             return
         if self._ring_memory is not None:
             self._order_release()
-        self.used_bytes -= self._ring.capacity_bytes
+        self.used_bytes -= before_bytes
         self._ring, self._ring_memory = Ring(0, self._accelerator.alignment_bytes), None
         self._last_uses = []
+        try:
+            self._make_ring(capacity_bytes)
+        except OutOfMemory as error:
+            with contextlib.suppress(OutOfMemory):
+                self._make_ring(before_bytes)
+            raise error
+
+    def _make_ring(self, capacity_bytes: int) -> None:
         if not capacity_bytes:
             return
-        memory, fresh = self._take(capacity_bytes)
-        self._ring_memory = memory
+        self._ring_memory, fresh = self._take(capacity_bytes)
         self._ring = Ring(capacity_bytes, self._accelerator.alignment_bytes)
         self._last_uses = [(Place(0, capacity_bytes), fresh)]
 

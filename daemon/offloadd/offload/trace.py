@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from offloadd.offload.accelerator.interface import Accelerator, Event
-from offloadd.offload.transfers import Load
+from offloadd.offload.transfers import Load, Timing
 
 MAX_POSITIONS = 100_000
 
@@ -47,7 +47,7 @@ class StepTrace:
         self._accelerator = accelerator
         self._step: _Step | None = None
         self._steps: list[_Step] = []
-        self._loads: list[Load] = []
+        self._timings: list[Timing] = []
 
     @property
     def whole_steps(self) -> int:
@@ -69,7 +69,8 @@ class StepTrace:
         """The group's weights are there as far as compute is concerned."""
         if self._step is not None and self._step.positions:
             self._step.positions[-1].had = self._now()
-            self._loads.append(load)
+            if load.timing is not None:
+                self._timings.append(load.timing)
 
     def finish(self) -> None:
         """The step ended."""
@@ -86,8 +87,9 @@ class StepTrace:
 
     def copies(self) -> tuple[tuple[int, float], ...]:
         """Bytes and seconds of every load that has ended, each load once."""
-        durations = {id(load): (load.region.size_bytes, load.duration_s()) for load in self._loads}
-        return tuple((size, seconds) for size, seconds in durations.values() if seconds)
+        each = {id(timing): timing for timing in self._timings}.values()
+        durations = [(timing.size_bytes, timing.duration_s()) for timing in each]
+        return tuple((size, seconds) for size, seconds in durations if seconds)
 
     def _now(self) -> Event:
         event = self._accelerator.event(timed=True)

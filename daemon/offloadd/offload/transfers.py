@@ -38,8 +38,20 @@ class Load(Protocol):
         """See to it that the region can be given back, whether or not the group has arrived."""
         ...
 
+    @property
+    def timing(self) -> Timing | None:
+        """How the bytes came, if that was asked for; it outlives the load."""
+        ...
+
+
+class Timing(Protocol):
+    """How long bytes took to come. Holds none of them, nor the memory that they went to."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
     def duration_s(self) -> float | None:
-        """How long the bytes took to come; None while that is not known."""
+        """Seconds; None while that is not known."""
         ...
 
 
@@ -51,9 +63,21 @@ class Loader(Protocol):
     ) -> Load:
         """Begin to fill the region with that range of the component's extent.
 
-        `timed` asks for `duration_s`, which costs the device a little.
+        `timed` asks for a `Load.timing`, which costs the device a little.
         """
         ...
+
+
+@dataclass(slots=True)
+class DmaTiming:
+    """Two timed events around a copy."""
+
+    size_bytes: int
+    begun: Event
+    ready: Event
+
+    def duration_s(self) -> float | None:
+        return self.begun.elapsed_s(self.ready) if self.ready.query() else None
 
 
 @dataclass(slots=True)
@@ -62,8 +86,8 @@ class DmaLoad:
 
     region: Region
     accelerator: Accelerator
-    begun: Event | None
     ready: Event
+    timing: DmaTiming | None
 
     def wait(self) -> float:
         self.accelerator.compute_queue().wait(self.ready)
@@ -72,11 +96,6 @@ class DmaLoad:
     def settle(self) -> None:
         # The region's next writer comes behind this copy on the same queue.
         return
-
-    def duration_s(self) -> float | None:
-        if self.begun is None or not self.ready.query():
-            return None
-        return self.begun.elapsed_s(self.ready)
 
 
 class DmaLoader:
@@ -98,7 +117,20 @@ class DmaLoader:
         self._accelerator.copy(region.tensor, self._extent[start_bytes:stop_bytes])
         ready = self._accelerator.event(timed=timed)
         ready.record(queue)
-        return DmaLoad(region, self._accelerator, begun, ready)
+        timing = None if begun is None else DmaTiming(region.size_bytes, begun, ready)
+        return DmaLoad(region, self._accelerator, ready, timing)
+
+
+@dataclass(slots=True)
+class ReadTiming:
+    """When a read was asked for, and when its last byte was there."""
+
+    size_bytes: int
+    begun_s: float
+    finished_s: float | None = None
+
+    def duration_s(self) -> float | None:
+        return None if self.finished_s is None else self.finished_s - self.begun_s
 
 
 @dataclass(slots=True)
@@ -107,9 +139,8 @@ class ReadLoad:
 
     region: Region
     future: Future[int]
-    begun_s: float
     clock: Callable[[], float]
-    finished_s: float | None = None
+    timing: ReadTiming
 
     def wait(self) -> float:
         if self.future.done():
@@ -122,9 +153,6 @@ class ReadLoad:
     def settle(self) -> None:
         if not self.future.cancel():
             concurrent.futures.wait([self.future])
-
-    def duration_s(self) -> float | None:
-        return None if self.finished_s is None else self.finished_s - self.begun_s
 
 
 class ReadLoader:
@@ -139,8 +167,7 @@ class ReadLoader:
     def start(
         self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
     ) -> Load:
-        begun_s = self._clock()
+        timing = ReadTiming(region.size_bytes, self._clock())
         future = self._source.read(start_bytes, stop_bytes, view_of(region.tensor))
-        load = ReadLoad(region, future, begun_s, self._clock)
-        future.add_done_callback(lambda _: setattr(load, "finished_s", self._clock()))
-        return load
+        future.add_done_callback(lambda _: setattr(timing, "finished_s", self._clock()))
+        return ReadLoad(region, future, self._clock, timing)

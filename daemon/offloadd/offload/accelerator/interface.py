@@ -104,6 +104,10 @@ class Accelerator(Protocol):
         """The most bytes that this program's tensors took at once; 0 where nobody counts."""
         ...
 
+    def restart_peak(self) -> None:
+        """Count `peak_bytes` from now on."""
+        ...
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         """Page-lock host memory in place; gives the call that undoes it.
 

@@ -177,6 +177,9 @@ class SimulatedAccelerator:
     def peak_bytes(self) -> int:
         return 0
 
+    def restart_peak(self) -> None:
+        return
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         return None
 

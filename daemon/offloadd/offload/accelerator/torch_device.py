@@ -98,6 +98,9 @@ class TorchAccelerator:
     def peak_bytes(self) -> int:
         return int(torch.accelerator.max_memory_allocated(self.device))
 
+    def restart_peak(self) -> None:
+        torch.accelerator.reset_peak_memory_stats(self.device)
+
     def pin(self, view: memoryview) -> Callable[[], None] | None:
         if self.device.type != "cuda" or not view.nbytes:
             return None
