@@ -1,4 +1,4 @@
-"""Draws one picture and shows how far it is: python draw.py "a red circle on a white ground"."""
+"""Draws one picture and shows how far it is: python draw.py "a red circle on a blue background"."""
 
 from __future__ import annotations
 
