@@ -2,27 +2,26 @@
 
 Promises: an absent weight is a meta parameter in every place that holds it (`absent`), so that
 nothing can read memory that is reused; a present weight is a view of the region that the executor
-names, made without allocating or copying. Modules are referred to weakly: a binding never keeps a
-model alive.
+names, made without allocating or copying, or where its form is not the stored one, a view of
+scratch memory that it was converted into on the compute queue. Modules are referred to weakly: a
+binding never keeps a model alive.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from offloadd.offload.absent import WeightReader, absent_weight
+from offloadd.offload.forms import Form, stored_form
 from offloadd.offload.groups import Group, TensorRef
-from offloadd.offload.ties import DTYPE_NAMES
+from offloadd.offload.scratch import Scratch
 from offloadd.store.layout import Layout
-
-DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-"""The torch dtype of each safetensors name that a layout may hold."""
 
 _REMEMBERED_REGIONS = 8
 """For how many places in the ring a group keeps its parameters; uniform groups use few."""
@@ -49,43 +48,80 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A tensor of the group: where it lies in the group's region, and what stands for it."""
+    """A tensor of the group: where it lies in the group's region, and what stands for it.
+
+    `converted_at` is where in the scratch memory its form goes; None if the region has the form.
+    """
 
     places: tuple[_Place, ...]
     start_bytes: int
-    size_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    stored: Form
+    form: Form
+    converted_at: int | None
     absent: nn.Parameter
 
-    def blank(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+    def in_region(self, region: torch.Tensor) -> torch.Tensor:
+        return self.stored.over(_piece(region, self.start_bytes, self.stored))
 
-    def seen_in(self, region: torch.Tensor) -> nn.Parameter:
-        """The weight as a view of the region."""
-        stop_bytes = self.start_bytes + self.size_bytes
-        view = region[self.start_bytes : stop_bytes].view(self.dtype).view(self.shape)
-        return nn.Parameter(view, requires_grad=False)
+    def seen(self, region: torch.Tensor, scratch: torch.Tensor | None) -> torch.Tensor:
+        """The weight in its form."""
+        if self.converted_at is None or scratch is None:
+            return self.form.over(_piece(region, self.start_bytes, self.form))
+        return self.form.over(_piece(scratch, self.converted_at, self.form))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A group's parameters at one place, and what must be copied, from and to, to fill them."""
+
+    parameters: tuple[nn.Parameter, ...]
+    conversions: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 class Binding:
-    """The weights that one region holds; `regions` are uint8 tensors of the group's size."""
+    """The weights that one region holds; `regions` are uint8 tensors of the group's size.
 
-    def __init__(self, weights: Sequence[_Weight]) -> None:
+    `held` is memory that holds the group for good, in place of any region.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[_Weight],
+        scratch: Scratch | None = None,
+        scratch_bytes: int = 0,
+        held: torch.Tensor | None = None,
+    ) -> None:
         self._weights = tuple(weights)
-        self._seen: OrderedDict[int, tuple[nn.Parameter, ...]] = OrderedDict()
+        self._scratch = scratch
+        self._scratch_bytes = scratch_bytes
+        self._held = held
+        self._lent: torch.Tensor | None = None
+        self._seen: OrderedDict[tuple[int, int], _Seen] = OrderedDict()
+
+    @property
+    def converts(self) -> bool:
+        """Whether the weights are to be made absent after each use, wherever their bytes stay."""
+        return self._scratch_bytes > 0
 
     def present(self, region: torch.Tensor) -> None:
-        """Make every weight a view of the region."""
-        address = region.data_ptr()
-        parameters = self._seen.get(address)
-        if parameters is None:
-            with torch.inference_mode(False), torch.no_grad():
-                parameters = tuple(weight.seen_in(region) for weight in self._weights)
-            self._seen[address] = parameters
+        """Make every weight a view of the region, or of what it is converted into.
+
+        Raises OutOfMemory when there is no memory to convert into; then all are still absent.
+        """
+        region = region if self._held is None else self._held
+        if self._scratch is not None and self._scratch_bytes and self._lent is None:
+            self._lent = self._scratch.lend(self._scratch_bytes)
+        key = region.data_ptr(), 0 if self._lent is None else self._lent.data_ptr()
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._see(region, self._lent)
+            self._seen[key] = seen
             if len(self._seen) > _REMEMBERED_REGIONS:
                 self._seen.popitem(last=False)
-        for weight, parameter in zip(self._weights, parameters, strict=True):
+        with torch.no_grad():
+            for stored, converted in seen.conversions:
+                converted.copy_(stored)
+        for weight, parameter in zip(self._weights, seen.parameters, strict=True):
             for place in weight.places:
                 place.put(parameter)
 
@@ -94,56 +130,101 @@ class Binding:
         for weight in self._weights:
             for place in weight.places:
                 place.put(weight.absent)
+        self._give_scratch_back()
 
     def unbind(self) -> None:
         """Leave plain meta parameters: nothing brings these weights any more."""
         for weight in self._weights:
-            blank = nn.Parameter(weight.blank(), requires_grad=False)
+            blank = nn.Parameter(weight.form.blank(), requires_grad=False)
             for place in weight.places:
                 place.put(blank)
+        self._give_scratch_back()
         self.forget()
 
     def forget(self) -> None:
         """Drop what keeps regions alive; call when weights are absent and a region goes."""
         self._seen.clear()
 
+    def _see(self, region: torch.Tensor, scratch: torch.Tensor | None) -> _Seen:
+        with torch.inference_mode(False), torch.no_grad():
+            views = [weight.seen(region, scratch) for weight in self._weights]
+            return _Seen(
+                tuple(nn.Parameter(view, requires_grad=False) for view in views),
+                tuple(
+                    (weight.in_region(region), view)
+                    for weight, view in zip(self._weights, views, strict=True)
+                    if weight.converted_at is not None
+                ),
+            )
 
-def bind_group(module: nn.Module, layout: Layout, group: Group, reader: WeightReader) -> Binding:
-    """The binding of a group of the module that the grouping was made of; binds nothing yet."""
-    return _bind(module, layout, group.tensors, group.start_bytes, reader)
+    def _give_scratch_back(self) -> None:
+        lent, self._lent = self._lent, None
+        if lent is None or self._scratch is None:
+            return
+        if not self._scratch.take_back(lent):
+            self._seen.clear()
+
+
+def bind_group(
+    modules: Mapping[str, nn.Module],
+    layout: Layout,
+    group: Group,
+    reader: WeightReader,
+    scratch: Scratch,
+    held: torch.Tensor | None = None,
+) -> Binding:
+    """The binding of a group; `modules` are those that the grouping was made of, by path.
+
+    Binds nothing yet.
+    """
+    slots = layout.slots()
+    weights: list[_Weight] = []
+    cursor = 0
+    for tensor in group.tensors:
+        start_bytes = slots[tensor.spec.name].offset_bytes - group.start_bytes
+        converted_at = cursor if tensor.converted_bytes else None
+        weights.append(_weight(modules, tensor, reader, start_bytes, converted_at))
+        cursor += tensor.converted_bytes
+    return Binding(weights, scratch, cursor, held)
 
 
 def bind_tensor(
-    module: nn.Module, layout: Layout, tensor: TensorRef, reader: WeightReader
+    modules: Mapping[str, nn.Module], tensor: TensorRef, reader: WeightReader
 ) -> Binding:
-    """The binding of one leftover parameter that the layout holds."""
-    return _bind(module, layout, (tensor,), layout.slots()[tensor.spec.name].offset_bytes, reader)
+    """The binding of one leftover weight, whose regions hold it in its form."""
+    return Binding([_weight(modules, tensor, reader, 0, None)])
 
 
-def _bind(
-    module: nn.Module,
-    layout: Layout,
-    tensors: Sequence[TensorRef],
-    start_bytes: int,
-    reader: WeightReader,
-) -> Binding:
-    slots = layout.slots()
-    modules = dict(module.named_modules(remove_duplicate=False))
-    weights = []
-    for tensor in tensors:
-        dtype = DTYPES[tensor.spec.dtype]
-        blank = torch.empty(tensor.spec.shape, dtype=dtype, device="meta")
-        weights.append(
-            _Weight(
-                places=tuple(
-                    _Place(weakref.ref(modules[path]), attribute, tensor.kind == "parameter")
-                    for path, attribute in tensor.places
-                ),
-                start_bytes=slots[tensor.spec.name].offset_bytes - start_bytes,
-                size_bytes=tensor.size_bytes,
-                dtype=dtype,
-                shape=tensor.spec.shape,
-                absent=absent_weight(blank, tensor.places[0], reader),
-            )
+def convert(tensor: TensorRef, stored: torch.Tensor, kept: torch.Tensor) -> None:
+    """Fill `kept` (uint8) with the form of what `stored` (uint8) holds."""
+    assert tensor.form is not None  # every weight has one
+    with torch.no_grad():
+        tensor.form.over(kept[: tensor.form.size_bytes]).copy_(
+            stored_form(tensor.spec).over(stored[: tensor.size_bytes])
         )
-    return Binding(weights)
+
+
+def _weight(
+    modules: Mapping[str, nn.Module],
+    tensor: TensorRef,
+    reader: WeightReader,
+    start_bytes: int,
+    converted_at: int | None,
+) -> _Weight:
+    form = tensor.form
+    assert form is not None  # every weight has one
+    return _Weight(
+        places=tuple(
+            _Place(weakref.ref(modules[path]), attribute, tensor.kind == "parameter")
+            for path, attribute in tensor.places
+        ),
+        start_bytes=start_bytes,
+        stored=stored_form(tensor.spec),
+        form=form,
+        converted_at=converted_at,
+        absent=absent_weight(form.blank(), tensor.places[0], reader),
+    )
+
+
+def _piece(memory: torch.Tensor, start_bytes: int, form: Form) -> torch.Tensor:
+    return memory[start_bytes : start_bytes + form.size_bytes]

@@ -8,22 +8,25 @@ device is held. The module is referred to weakly.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from offload_protocol.errors import ModelLoadFailed
+from offload_protocol.errors import ModelLoadFailed, OffloadError
 from offloadd.offload.absent import Place
 from offloadd.offload.accelerator.interface import Accelerator
-from offloadd.offload.binding import bind_group
+from offloadd.offload.binding import Binding, bind_group
+from offloadd.offload.casting import Casting, round_buffers
 from offloadd.offload.executor import Executor, Streamed
-from offloadd.offload.groups import Grouping
+from offloadd.offload.groups import Group, Grouping
+from offloadd.offload.held import HeldLoader
 from offloadd.offload.hooks import Hooks
 from offloadd.offload.host_memory import bytes_of
 from offloadd.offload.leftovers import Leftovers, move_buffers
 from offloadd.offload.reads import StrayReads
+from offloadd.offload.scratch import Scratch
 from offloadd.offload.tier import DeviceTier
 from offloadd.offload.transfers import DmaLoader, Loader, ReadLoader
 from offloadd.store.source import WeightSource
@@ -47,8 +50,13 @@ class Component:
         self.groups: tuple[Streamed, ...] = ()
         self.module = weakref.ref(module)
         self.source = source
+        # Adapters wrap layers, and then paths lead elsewhere: the objects are what stays.
+        self._paths = {
+            path: weakref.ref(child) for path, child in module.named_modules(remove_duplicate=False)
+        }
         self._accelerator = accelerator
         self._executor = executor
+        self._scratch = Scratch(tier)
         self._hooks = Hooks()
         self._group_at: dict[Place, Streamed] = {}
         self._unpin: Callable[[], None] | None = None
@@ -80,25 +88,40 @@ class Component:
 
     @property
     def leftover_bytes(self) -> int:
-        """Bytes of small weights that the device keeps for as long as the module is attached."""
-        return self._leftovers.size_bytes
+        """Bytes that the device keeps for as long as the module is attached, whatever the plan.
+
+        Small weights, scratch memory to convert weights in, and adapters.
+        """
+        return self._leftovers.size_bytes + self._scratch.size_bytes
 
     @property
     def resident_bytes(self) -> int:
         """Bytes that are on the device now and stay."""
         if self.in_place:
             return self.size_bytes
-        return self._leftovers.size_bytes + self._executor.resident_bytes(self.name)
+        return self.leftover_bytes + self._executor.resident_bytes(self.name)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that are still there, by the paths that they had when they were attached."""
+        return {path: child for path, ref in self._paths.items() if (child := ref()) is not None}
 
     def regroup(self, grouping: Grouping) -> None:
-        """Stream in other groups from now on; no forward of the module may be under way."""
-        module = self.module()
-        if module is None or self._loader is None:
+        """Stream in other groups from now on; no forward of the module may be under way.
+
+        Raises OutOfMemory or StorageFailed if what is to stay cannot be loaded; then the groups
+        are as before, all absent.
+        """
+        if self.module() is None or self._loader is None:
             return
         self._hooks.remove()
         self._executor.remove(self.name)
-        self._leftovers.load(module, grouping.leftovers, self._loader)
-        self._start(module, grouping, self._loader)
+        try:
+            self._leftovers.load(self.modules(), grouping.leftovers, self._loader)
+            self._scratch.reserve(grouping.scratch_bytes)
+        except OffloadError:
+            self._start(self.grouping, self._loader)
+            raise
+        self._start(grouping, self._loader)
 
     def detach(self) -> None:
         """Let the module go."""
@@ -107,6 +130,7 @@ class Component:
         for group in self.groups:
             group.binding.unbind()
         self._leftovers.unload()
+        self._scratch.close()
         self._extent = None
         self._let_source_go()
 
@@ -121,55 +145,87 @@ class Component:
         else:
             self._extent = bytes_of(view)
 
-    def _begin(self, module: nn.Module) -> None:
+    def _begin(self) -> None:
         """Load what stays and take the module over; on an error nothing was changed."""
         grouping = self.grouping
-        if self._loader is None:
-            self._begin_in_place(module, grouping)
-            return
         try:
-            self._leftovers.load(module, grouping.leftovers, self._loader)
+            self._scratch.reserve(grouping.scratch_bytes)
+            if self._loader is None:
+                self._begin_in_place(grouping)
+                return
+            self._leftovers.load(self.modules(), grouping.leftovers, self._loader)
         except BaseException:
+            self._scratch.close()
             self._let_source_go()
             raise
-        move_buffers(module, grouping.leftovers, self._accelerator.device)
-        self._start(module, grouping, self._loader)
+        move_buffers(self.modules(), grouping.leftovers, self._accelerator.device)
+        self._start(grouping, self._loader)
 
-    def _begin_in_place(self, module: nn.Module, grouping: Grouping) -> None:
+    def _begin_in_place(self, grouping: Grouping) -> None:
+        """Bind to the host's bytes once and for all what needs no converting."""
         assert self._extent is not None
-        everything = (*grouping.leftovers, *(t for group in grouping.groups for t in group.tensors))
-        self._leftovers.use_in_place(module, everything, self._extent)
-        self._executor.add(self.name, ())
-        self._hooks.install(module, self.name, self._executor, ())
+        converted = [group for group in grouping.groups if group.converted_bytes]
+        plain = [group for group in grouping.groups if not group.converted_bytes]
+        for_good = (*grouping.leftovers, *(t for group in plain for t in group.tensors))
+        self._leftovers.use_in_place(self.modules(), for_good, self._extent)
+        self._follow(grouping, [self._held(group, self._extent) for group in converted])
+
+    def _held(self, group: Group, extent: torch.Tensor) -> Streamed:
+        """A group whose bytes stay where the host has them, and take nothing of the device."""
+        held = extent[group.start_bytes : group.stop_bytes]
+        return Streamed(
+            component=self.name,
+            index=group.index,
+            name=group.name,
+            start_bytes=group.start_bytes,
+            stop_bytes=group.start_bytes,
+            binding=self._binding(group, held),
+            loader=HeldLoader(),
+            keep=True,
+        )
+
+    def _binding(self, group: Group, held: torch.Tensor | None = None) -> Binding:
+        layout = self.grouping.layout
+        return bind_group(self.modules(), layout, group, self.reads, self._scratch, held)
 
     def _let_source_go(self) -> None:
         if self._unpin is not None:
             self._unpin()
         self.source.release_view()
 
-    def _start(self, module: nn.Module, grouping: Grouping, loader: Loader) -> None:
-        self.grouping = grouping
-        self.groups = tuple(
+    def _start(self, grouping: Grouping, loader: Loader) -> None:
+        streamed = [
             Streamed(
                 component=self.name,
                 index=group.index,
                 name=group.name,
                 start_bytes=group.start_bytes,
                 stop_bytes=group.stop_bytes,
-                binding=bind_group(module, grouping.layout, group, self.reads),
+                binding=self._binding(group),
                 loader=loader,
             )
             for group in grouping.groups
-        )
+        ]
+        self._follow(grouping, streamed)
+
+    def _follow(self, grouping: Grouping, groups: Sequence[Streamed]) -> None:
+        """Let the executor bring these groups, all or some of the grouping's."""
+        module = self.module()
+        assert module is not None  # whoever attaches or regroups holds it
+        self.grouping = grouping
+        self.groups = tuple(groups)
         for group in self.groups:
             group.binding.absent()
+        by_index = {group.index: group for group in self.groups}
+        brought = [group for group in grouping.groups if group.index in by_index]
         self._group_at = {
-            place: self.groups[group.index]
-            for group in grouping.groups
+            place: by_index[group.index]
+            for group in brought
             for tensor in group.tensors
             for place in tensor.places
         }
-        anchors = [(path, self.groups[g.index]) for g in grouping.groups for path in g.anchors]
+        modules = self.modules()
+        anchors = [(modules[path], by_index[g.index]) for g in brought for path in g.anchors]
         self._executor.add(self.name, self.groups)
         self._hooks.install(module, self.name, self._executor, anchors)
 
@@ -179,10 +235,12 @@ class Component:
         group = self._group_at[place]
         self._executor.acquire(group)
         try:
-            module = self.module()
-            assert module is not None  # its own code is running
             path, attribute = place
-            yield module.get_submodule(path).get_parameter(attribute)
+            holder = self._paths[path]()
+            assert holder is not None  # its weight is being read
+            weight = holder._parameters[attribute]
+            assert weight is not None  # groups bind no empty place
+            yield weight
         finally:
             self._executor.release(group)
 
@@ -195,12 +253,13 @@ def attach_component(
     accelerator: Accelerator,
     tier: DeviceTier,
     executor: Executor,
+    casting: Casting | None = None,
 ) -> Component:
     """Take over a module whose weights (real or on meta) are those that the source gives.
 
     Parameters that stay are loaded, buffers moved to the device, everything else made absent. Where
     the device's memory is the host's, and the source has the extent there, the module computes on
-    the extent itself and nothing is streamed.
+    the extent itself and nothing is streamed. `casting` is that of the grouping.
 
     Raises ModelLoadFailed if the source is of another module, OutOfMemory or StorageFailed if what
     stays cannot be loaded; the module is then as it was.
@@ -212,5 +271,7 @@ def attach_component(
             details={"component": name},
         )
     component = Component(name, module, grouping, source, accelerator, tier, executor)
-    component._begin(module)
+    component._begin()
+    if casting is not None:
+        round_buffers(module, casting)
     return component

@@ -108,9 +108,10 @@ class Engine:
     ) -> None:
         """Host a module whose weights (real or on meta) are those that the source gives.
 
-        With a casting, the source gives them as `module_layout(module, casting)` says. The module may be dropped at any time; that detaches it. Raises InvalidRequest for a name in
-        use or options that fit no module, ModelLoadFailed for weights that cannot be streamed,
-        OutOfMemory with the smallest budget that works.
+        With a casting, the source gives them as `module_layout(module, casting)` says. The module
+        may be dropped at any time; that detaches it. Raises InvalidRequest for a name in use or
+        options that fit no module, ModelLoadFailed for weights that cannot be streamed, OutOfMemory
+        with the smallest budget that works.
         """
         if name in self._plannings:
             raise InvalidRequest(

@@ -17,6 +17,8 @@ from torch import nn
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.blocks import Cut, ModuleSizes, block_cuts, layer_cuts
+from offloadd.offload.casting import Casting, store_cast
+from offloadd.offload.forms import Form
 from offloadd.offload.ties import OwnedTensor, is_within, owned_tensors
 from offloadd.store.layout import Layout, TensorSpec, align, lay_out
 
@@ -31,7 +33,8 @@ class TensorRef:
     """A tensor's place in the module: `owner` is a module path (empty for the root).
 
     `aliases` are the other (module path, attribute) places that hold the same tensor. `size_bytes`
-    is what the tensor takes without alignment.
+    is what the stored tensor takes without alignment, `form` how the module wants it (None for a
+    buffer of a dtype that no layout holds).
     """
 
     owner: str
@@ -39,12 +42,25 @@ class TensorRef:
     kind: Literal["parameter", "buffer"]
     spec: TensorSpec
     size_bytes: int
+    form: Form | None
     aliases: tuple[tuple[str, str], ...] = ()
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
         """Every (module path, attribute) that must be bound when the tensor moves."""
         return ((self.owner, self.attribute), *self.aliases)
+
+    @property
+    def converted_bytes(self) -> int:
+        """What the form takes beside the stored bytes; 0 where those serve as they are."""
+        if self.form is None or self.kind == "buffer" or self.form.is_stored_as(self.spec):
+            return 0
+        return align(self.form.size_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes to keep the tensor in its form for good."""
+        return self.converted_bytes or align(self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,11 @@ class Group:
     def size_bytes(self) -> int:
         return self.stop_bytes - self.start_bytes
 
+    @property
+    def converted_bytes(self) -> int:
+        """Scratch memory for the tensors that are converted while the group is used."""
+        return sum(tensor.converted_bytes for tensor in self.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
@@ -82,6 +103,17 @@ class Grouping:
     def sizes_bytes(self) -> tuple[int, ...]:
         """The size of each group's range, by index."""
         return tuple(group.size_bytes for group in self.groups)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory that any one group needs at most."""
+        return max((group.converted_bytes for group in self.groups), default=0)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What must be on the device whatever is resident: leftover weights, and scratch memory."""
+        weights = (tensor for tensor in self.leftovers if tensor.kind == "parameter")
+        return self.scratch_bytes + sum(tensor.kept_bytes for tensor in weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +169,18 @@ def assemble(
     return Grouping(layout, tuple(groups), tuple(leftovers), leftover_bytes)
 
 
-def module_layout(module: nn.Module) -> Layout:
+def module_layout(module: nn.Module, casting: Casting | None = None) -> Layout:
     """The layout of a module's parameters: one unit for each module that owns some.
 
-    Tied parameters are laid out once, with their owner. Raises as `group_module`.
+    Tied parameters are laid out once, with their owner; with a casting, what is cast is laid out
+    in the storage dtype. Raises as `group_module`.
     """
-    return _lay_out(owned_tensors(module))
+    return _lay_out(_stored_tensors(module, casting))
 
 
-def group_module(module: nn.Module, options: GroupOptions) -> Grouping:
+def group_module(
+    module: nn.Module, options: GroupOptions, casting: Casting | None = None
+) -> Grouping:
     """Cut a module, whose parameters may be on meta, into groups and leftovers.
 
     Buffers, parameters that the root owns itself (its helper methods read them outside any
@@ -157,7 +192,7 @@ def group_module(module: nn.Module, options: GroupOptions) -> Grouping:
     """
     if options.num_blocks_per_group < 1:
         raise InvalidRequest(f"num_blocks_per_group is {options.num_blocks_per_group}, below 1.")
-    owned = owned_tensors(module)
+    owned = _stored_tensors(module, casting)
     layout = _lay_out(owned)
     own_bytes: dict[str, int] = defaultdict(int)
     for tensor in owned:
@@ -171,6 +206,13 @@ def group_module(module: nn.Module, options: GroupOptions) -> Grouping:
     small = _small_cuts(cuts, sizes, options.small_limit_bytes)
     kept = [cut for cut in cuts if cut not in small]
     return _share_out(layout, owned, kept, _canonical_paths(module))
+
+
+def _stored_tensors(module: nn.Module, casting: Casting | None) -> tuple[OwnedTensor, ...]:
+    owned = owned_tensors(module)
+    if casting is not None:
+        store_cast(module, owned, casting)
+    return owned
 
 
 def _lay_out(owned: Sequence[OwnedTensor]) -> Layout:
@@ -284,6 +326,7 @@ def _reference(tensor: OwnedTensor) -> TensorRef:
         tensor.kind,
         tensor.spec,
         tensor.size_bytes,
+        tensor.form,
         tuple(tensor.aliases),
     )
 

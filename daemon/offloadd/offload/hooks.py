@@ -28,12 +28,11 @@ class Hooks:
         module: nn.Module,
         component: str,
         executor: Executor,
-        anchors: Sequence[tuple[str, Streamed]],
+        anchors: Sequence[tuple[nn.Module, Streamed]],
     ) -> None:
-        """Acquire at each anchor (a module path) what it needs; begin and end steps at the root."""
-        modules = dict(module.named_modules(remove_duplicate=False))
-        for path, group in anchors:
-            self._on_group(modules[path], executor, group)
+        """Acquire at each anchor what it needs; begin and end steps at the root."""
+        for anchor, group in anchors:
+            self._on_group(anchor, executor, group)
         self._on_root(module, component, executor)
 
     def remove(self) -> None:

@@ -7,16 +7,17 @@ budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
 
 from offloadd.offload.absent import WeightReader
-from offloadd.offload.binding import Binding, bind_tensor
+from offloadd.offload.binding import Binding, bind_tensor, convert
 from offloadd.offload.groups import TensorRef
 from offloadd.offload.tier import DeviceTier, Region
-from offloadd.offload.transfers import Loader
+from offloadd.offload.transfers import Load, Loader
 from offloadd.store.layout import Layout, align
 
 
@@ -24,7 +25,6 @@ class Leftovers:
     """What stays of one module, in regions of its own or where the host has it."""
 
     def __init__(self, layout: Layout, tier: DeviceTier, reader: WeightReader) -> None:
-        self._layout = layout
         self._slots = layout.slots()
         self._tier = tier
         self._reader = reader
@@ -36,40 +36,69 @@ class Leftovers:
         """What the weights take of the budget."""
         return sum(region.size_bytes for region in self._regions)
 
-    def load(self, module: nn.Module, tensors: Sequence[TensorRef], loader: Loader) -> None:
-        """Bring the weights among the tensors to the device for good."""
+    def load(
+        self, modules: Mapping[str, nn.Module], tensors: Sequence[TensorRef], loader: Loader
+    ) -> None:
+        """Bring the weights among the tensors to the device for good, in the form they are used in.
+
+        Raises OutOfMemory or StorageFailed.
+        """
         wanted = [tensor for tensor in self._weights(tensors) if tensor.size_bytes]
-        total_bytes = sum(align(tensor.size_bytes) for tensor in wanted)
-        if not total_bytes:
+        if not wanted:
             return
-        region = self._tier.allocate(total_bytes)
-        loads = []
-        offset_bytes = 0
+        kept, pieces = self._allocate([tensor.kept_bytes for tensor in wanted])
+        staging: Region | None = None
+        loads: list[Load] = []
         try:
-            for tensor in wanted:
+            converted = [tensor for tensor in wanted if tensor.converted_bytes]
+            stages: dict[str, Region] = {}
+            if converted:
+                staging, parts = self._allocate([align(one.size_bytes) for one in converted])
+                stages = {one.spec.name: part for one, part in zip(converted, parts, strict=True)}
+            for tensor, piece in zip(wanted, pieces, strict=True):
                 slot = self._slots[tensor.spec.name]
-                piece = region.tensor[offset_bytes : offset_bytes + tensor.size_bytes]
-                part = Region(piece, None, region.after)
+                target = stages.get(tensor.spec.name, piece)
+                part = Region(target.tensor[: tensor.size_bytes], None, target.after)
                 loads.append(loader.start(slot.offset_bytes, slot.stop_bytes, part))
-                offset_bytes += align(tensor.size_bytes)
             for load in loads:
                 load.wait()
         except BaseException:
             for load in loads:
                 load.settle()
-            self._tier.release(region)
+            self._tier.release(kept)
+            if staging is not None:
+                self._tier.release(staging)
             raise
-        self._regions.append(region)
-        for tensor, load in zip(wanted, loads, strict=True):
-            self._bind(module, tensor, load.region.tensor)
+        self._regions.append(kept)
+        for tensor, piece in zip(wanted, pieces, strict=True):
+            if tensor.converted_bytes:
+                convert(tensor, stages[tensor.spec.name].tensor, piece.tensor)
+            self._bind(modules, tensor, piece.tensor)
+        if staging is not None:
+            self._tier.release(staging)
 
     def use_in_place(
-        self, module: nn.Module, tensors: Sequence[TensorRef], extent: torch.Tensor
+        self, modules: Mapping[str, nn.Module], tensors: Sequence[TensorRef], extent: torch.Tensor
     ) -> None:
-        """Let the module compute on the host's own bytes."""
-        for tensor in self._weights(tensors):
+        """Let the module compute on the host's own bytes, or on what these are converted into.
+
+        Raises OutOfMemory when there is no memory to convert into.
+        """
+        wanted = self._weights(tensors)
+        converted = [tensor for tensor in wanted if tensor.converted_bytes]
+        memory: dict[str, torch.Tensor] = {}
+        if converted:
+            kept, pieces = self._allocate([tensor.kept_bytes for tensor in converted])
+            self._regions.append(kept)
+            memory = {
+                one.spec.name: part.tensor for one, part in zip(converted, pieces, strict=True)
+            }
+        for tensor in wanted:
             slot = self._slots[tensor.spec.name]
-            self._bind(module, tensor, extent[slot.offset_bytes : slot.stop_bytes])
+            stored = extent[slot.offset_bytes : slot.stop_bytes]
+            if tensor.converted_bytes:
+                convert(tensor, stored, memory[tensor.spec.name])
+            self._bind(modules, tensor, memory.get(tensor.spec.name, stored))
 
     def unload(self) -> None:
         """Give the memory back; the weights are plain meta parameters then."""
@@ -86,15 +115,27 @@ class Leftovers:
             if tensor.spec.name in self._slots and tensor.spec.name not in self._bindings
         ]
 
-    def _bind(self, module: nn.Module, tensor: TensorRef, region: torch.Tensor) -> None:
-        binding = bind_tensor(module, self._layout, tensor, self._reader)
-        binding.present(region)
+    def _allocate(self, sizes_bytes: Sequence[int]) -> tuple[Region, list[Region]]:
+        """One region, and its pieces of these (aligned) sizes."""
+        region = self._tier.allocate(sum(sizes_bytes))
+        stops = list(accumulate(sizes_bytes))
+        return region, [
+            Region(region.tensor[stop - size : stop], None, region.after)
+            for size, stop in zip(sizes_bytes, stops, strict=True)
+        ]
+
+    def _bind(
+        self, modules: Mapping[str, nn.Module], tensor: TensorRef, memory: torch.Tensor
+    ) -> None:
+        binding = bind_tensor(modules, tensor, self._reader)
+        binding.present(memory)
         self._bindings[tensor.spec.name] = binding
 
 
-def move_buffers(module: nn.Module, tensors: Sequence[TensorRef], device: torch.device) -> None:
+def move_buffers(
+    modules: Mapping[str, nn.Module], tensors: Sequence[TensorRef], device: torch.device
+) -> None:
     """Bring the buffers among the tensors to the device, where they stay: some are written to."""
-    modules = dict(module.named_modules(remove_duplicate=False))
     for tensor in tensors:
         if tensor.kind == "buffer":
             buffer = modules[tensor.owner]._buffers[tensor.attribute]

@@ -17,40 +17,25 @@ from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.offload.absent import AbsentWeight
+from offloadd.offload.forms import DTYPE_NAMES, Form, form_of
 from offloadd.store.layout import TensorSpec
 
 Kind = Literal["parameter", "buffer"]
 
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
-"""The safetensors names of the dtypes that a layout may hold."""
-
 
 @dataclass(slots=True)
 class OwnedTensor:
-    """A tensor with its owner's module path; `aliases` are the other places, in module order."""
+    """A tensor with its owner's module path; `aliases` are the other places, in module order.
+
+    `form` is how the module holds it, None for a buffer of a dtype that no layout holds.
+    """
 
     owner: str
     attribute: str
     kind: Kind
     spec: TensorSpec
     size_bytes: int
+    form: Form | None
     aliases: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -93,7 +78,7 @@ def owned_tensors(module: nn.Module) -> tuple[OwnedTensor, ...]:
             continue
         size_bytes = tensor.numel() * tensor.element_size()
         spec = TensorSpec(name, _dtype_name(tensor.dtype), tuple(tensor.shape))
-        record = OwnedTensor(path, attribute, kind, spec, size_bytes)
+        record = OwnedTensor(path, attribute, kind, spec, size_bytes, form_of(tensor))
         owned.append(record)
         by_object[id(placed)] = record
         sharing.append((tensor, record))
