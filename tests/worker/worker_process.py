@@ -26,7 +26,7 @@ from offloadd.channel.messages import (
 )
 
 News = TypeVar("News", bound=FromWorker)
-WAIT_S = 60.0
+WAIT_S = 200.0
 
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
