@@ -27,6 +27,7 @@ from offloadd.offload.host_memory import bytes_of
 from offloadd.offload.leftovers import Leftovers, move_buffers
 from offloadd.offload.reads import StrayReads
 from offloadd.offload.scratch import Scratch
+from offloadd.offload.staging import StagedLoader, Staging
 from offloadd.offload.tier import DeviceTier
 from offloadd.offload.transfers import DmaLoader, Loader, ReadLoader
 from offloadd.store.source import WeightSource
@@ -44,6 +45,7 @@ class Component:
         accelerator: Accelerator,
         tier: DeviceTier,
         executor: Executor,
+        staging: Staging,
     ) -> None:
         self.name = name
         self.grouping = grouping
@@ -74,7 +76,7 @@ class Component:
         self._leftovers = Leftovers(grouping.layout, tier, self.reads)
         self._loader: Loader | None = None
         self._extent: torch.Tensor | None = None
-        self._choose_loader()
+        self._choose_loader(staging)
 
     @property
     def in_place(self) -> bool:
@@ -134,10 +136,12 @@ class Component:
         self._extent = None
         self._let_source_go()
 
-    def _choose_loader(self) -> None:
+    def _choose_loader(self, staging: Staging) -> None:
         """How bytes come, unless they can stay where the host has them."""
         view = self.source.host_view()
-        if view is None:
+        if view is None and self._accelerator.has_dma:
+            self._loader = StagedLoader(self._accelerator, self.source, staging)
+        elif view is None:
             self._loader = ReadLoader(self.source)
         elif self._accelerator.has_dma:
             self._unpin = self._accelerator.pin(view)
@@ -168,14 +172,15 @@ class Component:
         plain = [group for group in grouping.groups if not group.converted_bytes]
         for_good = (*grouping.leftovers, *(t for group in plain for t in group.tensors))
         self._leftovers.use_in_place(self.modules(), for_good, self._extent)
-        self._follow(grouping, [self._held(group, self._extent) for group in converted])
+        held = [self._held(*one, self._extent) for one in enumerate(converted)]
+        self._follow(grouping, list(zip(converted, held, strict=True)))
 
-    def _held(self, group: Group, extent: torch.Tensor) -> Streamed:
+    def _held(self, index: int, group: Group, extent: torch.Tensor) -> Streamed:
         """A group whose bytes stay where the host has them, and take nothing of the device."""
         held = extent[group.start_bytes : group.stop_bytes]
         return Streamed(
             component=self.name,
-            index=group.index,
+            index=index,
             name=group.name,
             start_bytes=group.start_bytes,
             stop_bytes=group.start_bytes,
@@ -206,26 +211,26 @@ class Component:
             )
             for group in grouping.groups
         ]
-        self._follow(grouping, streamed)
+        self._follow(grouping, list(zip(grouping.groups, streamed, strict=True)))
 
-    def _follow(self, grouping: Grouping, groups: Sequence[Streamed]) -> None:
+    def _follow(self, grouping: Grouping, brought: Sequence[tuple[Group, Streamed]]) -> None:
         """Let the executor bring these groups, all or some of the grouping's."""
         module = self.module()
         assert module is not None  # whoever attaches or regroups holds it
         self.grouping = grouping
-        self.groups = tuple(groups)
-        for group in self.groups:
-            group.binding.absent()
-        by_index = {group.index: group for group in self.groups}
-        brought = [group for group in grouping.groups if group.index in by_index]
+        self.groups = tuple(streamed for _, streamed in brought)
+        for streamed in self.groups:
+            streamed.binding.absent()
         self._group_at = {
-            place: by_index[group.index]
-            for group in brought
+            place: streamed
+            for group, streamed in brought
             for tensor in group.tensors
             for place in tensor.places
         }
         modules = self.modules()
-        anchors = [(modules[path], by_index[g.index]) for g in brought for path in g.anchors]
+        anchors = [
+            (modules[path], streamed) for group, streamed in brought for path in group.anchors
+        ]
         self._executor.add(self.name, self.groups)
         self._hooks.install(module, self.name, self._executor, anchors)
 
@@ -254,12 +259,14 @@ def attach_component(
     tier: DeviceTier,
     executor: Executor,
     casting: Casting | None = None,
+    staging: Staging | None = None,
 ) -> Component:
     """Take over a module whose weights (real or on meta) are those that the source gives.
 
     Parameters that stay are loaded, buffers moved to the device, everything else made absent. Where
     the device's memory is the host's, and the source has the extent there, the module computes on
-    the extent itself and nothing is streamed. `casting` is that of the grouping.
+    the extent itself and nothing is streamed. `casting` is that of the grouping; `staging` is what
+    components share whose bytes come from disk to a device with DMA.
 
     Raises ModelLoadFailed if the source is of another module, OutOfMemory or StorageFailed if what
     stays cannot be loaded; the module is then as it was.
@@ -270,7 +277,16 @@ def attach_component(
             hint="load the model again",
             details={"component": name},
         )
-    component = Component(name, module, grouping, source, accelerator, tier, executor)
+    component = Component(
+        name,
+        module,
+        grouping,
+        source,
+        accelerator,
+        tier,
+        executor,
+        staging or Staging(accelerator),
+    )
     component._begin()
     if casting is not None:
         round_buffers(module, casting)

@@ -77,7 +77,7 @@ class Planning:
 
     def advance(self, terms: Terms) -> None:
         """Go on to the next stage if enough was measured; no group of the component is in use."""
-        if self.stage is Stage.SETTLED or not self.component.groups:
+        if self.stage is Stage.SETTLED or self.component.in_place or not self.component.groups:
             return
         try:
             if self.stage is Stage.FIRST_PASS:
