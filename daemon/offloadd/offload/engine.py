@@ -23,6 +23,7 @@ from offloadd.offload.executor import Executor
 from offloadd.offload.groups import GroupOptions, group_module
 from offloadd.offload.plan import Plan, make_plan
 from offloadd.offload.planning import Planning, Terms, first_input
+from offloadd.offload.staging import Staging
 from offloadd.offload.tier import DeviceTier
 from offloadd.store.source import WeightSource
 
@@ -41,12 +42,16 @@ class ComponentStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """`resident_bytes` and `ring_bytes` are what weights take of the device now."""
+    """`resident_bytes` and `ring_bytes` are what weights take of the device now.
+
+    `staging_bytes` is page-locked host memory that weights on their way from disk pass through.
+    """
 
     budget_bytes: int
     reserve_bytes: int
     resident_bytes: int
     ring_bytes: int
+    staging_bytes: int
     components: tuple[ComponentStats, ...]
 
 
@@ -90,6 +95,7 @@ class Engine:
         self._executor = Executor(
             accelerator, self._tier, on_border=border, on_step_end=step_end, explain=explain
         )
+        self._staging = Staging(accelerator)
         self._plannings: dict[str, Planning] = {}
         self._farewells: dict[str, weakref.finalize[..., nn.Module]] = {}
 
@@ -123,7 +129,15 @@ class Engine:
             terms, alignment_bytes = self._terms(name), self._accelerator.alignment_bytes
             make_plan(first_input(grouping, terms, alignment_bytes))
         component = attach_component(
-            name, module, grouping, source, self._accelerator, self._tier, self._executor, casting
+            name,
+            module,
+            grouping,
+            source,
+            self._accelerator,
+            self._tier,
+            self._executor,
+            casting,
+            self._staging,
         )
         planning = Planning(component, self._executor, self._accelerator)
         self._plannings[name] = planning
@@ -144,6 +158,7 @@ class Engine:
         """Detach everything."""
         for name in list(self._plannings):
             self.detach(name)
+        self._staging.close()
 
     def plan(self, name: str) -> Plan | None:
         """The plan that a component follows now; None if it needs none."""
@@ -191,6 +206,7 @@ class Engine:
             reserve_bytes=self._reserve_bytes,
             resident_bytes=self._tier.used_bytes - self._tier.ring_bytes,
             ring_bytes=self._tier.ring_bytes,
+            staging_bytes=self._staging.size_bytes,
             components=components,
         )
 

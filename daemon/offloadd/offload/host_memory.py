@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import cast
 
 import numpy as np
 import torch
 from typing_extensions import Buffer
+
+
+def anonymous_bytes(size_bytes: int) -> torch.Tensor:
+    """Fresh zeroed memory, starting on a page, that goes back to the system when dropped.
+
+    A mapping of its own, because what is left over of an arena would not go back. Raises OSError,
+    ValueError or OverflowError where there is no such memory.
+    """
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
 
 
 def bytes_of(view: memoryview) -> torch.Tensor:

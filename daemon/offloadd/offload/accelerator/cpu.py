@@ -6,7 +6,6 @@ it is recorded, and what has to be waited for are the readers, on the host.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable
 from typing import cast
@@ -16,6 +15,7 @@ import torch
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.offload.accelerator.interface import DeviceMemory, Event, Queue
+from offloadd.offload.host_memory import anonymous_bytes
 
 PAGE_BYTES = 4096
 """What O_DIRECT reads want of the memory they write to."""
@@ -65,15 +65,13 @@ class CpuAccelerator:
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         try:
-            # A mapping of its own starts on a page, and leaves no hole in an arena when it goes.
-            memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return anonymous_bytes(size_bytes)
         except (OSError, ValueError, OverflowError) as error:
             raise OutOfMemory(
                 f"the host has no {size_bytes} bytes of memory for weights",
                 hint="give the model a smaller budget",
                 details={"needed_bytes": size_bytes, "free_bytes": self.memory().free_bytes},
             ) from error
-        return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         destination.copy_(source)

@@ -64,7 +64,10 @@ class SimulatedEvent:
         self._owner._record(cast(SimulatedQueue, queue), self)
 
     def query(self) -> bool:
-        return self.at_s <= self._owner.host_s
+        is_over = self.at_s <= self._owner.host_s
+        if is_over:
+            self._owner._seen(self)
+        return is_over
 
     def synchronize(self) -> None:
         self._owner._synchronize(self)
@@ -208,6 +211,10 @@ class SimulatedAccelerator:
     def _synchronize(self, event: SimulatedEvent) -> None:
         self.host_waits += 1
         self.host_s = max(self.host_s, event.at_s)
+        self._seen(event)
+
+    def _seen(self, event: SimulatedEvent) -> None:
+        """The host knows that what the event covers is done."""
         self.recorder.wait("host", event.clock)
         self._carry_out(event.copies)
 
