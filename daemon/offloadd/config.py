@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from offload_protocol.errors import InvalidRequest
@@ -95,6 +95,27 @@ class ResultsSection(_Section):
     max_bytes: Size = Field(1 << 30, description="bytes of all results; older ones give way")
 
 
+def _share(value: str) -> str:
+    if value:
+        # A percentage is of the machine's memory, which is known only where the budget is measured.
+        try:
+            parse_size_bytes(value, whole_bytes=0)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from error
+    return value
+
+
+Share = Annotated[str, AfterValidator(_share)]
+
+
+class StoreSection(_Section):
+    """Where weights are kept."""
+
+    host_budget: Share = Field(
+        "", description="host memory for weights, such as 8GiB or 80%; empty: what is available"
+    )
+
+
 class LogSection(_Section):
     """What is written to standard error."""
 
@@ -112,6 +133,7 @@ class Config(_Section):
     queue: QueueSection = QueueSection()
     limits: LimitsSection = LimitsSection()
     results: ResultsSection = ResultsSection()
+    store: StoreSection = StoreSection()
     log: LogSection = LogSection()
     models: tuple[ModelSpec, ...] = (BUILT_IN_MODEL,)
 

@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from offload_protocol.messages import ComponentInfo, ErrorInfo, JobState, Outcome
+from offloadd.channel.arena import ArenaNews, ArenaOrder
+from offloadd.channel.base import FromWorker as FromWorker
+from offloadd.channel.base import ToWorker as ToWorker
 from offloadd.channel.specs import ModelSpec
-
-
-class ToWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Base of what the control plane says."""
 
 
 class Register(ToWorker, frozen=True):
@@ -50,10 +49,6 @@ class CancelJob(ToWorker, frozen=True):
     """Ends a job at its next border; answered with `JobEnded` as a normal end is."""
 
     job: str
-
-
-class FromWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Base of what a worker says."""
 
 
 class DeviceReport(FromWorker, frozen=True):
@@ -132,7 +127,7 @@ class JobEnded(FromWorker, frozen=True):
     error: ErrorInfo | None = None
 
 
-WorkerOrder = Register | LoadModel | UnloadModel | RunJob | CancelJob
+WorkerOrder = Register | LoadModel | UnloadModel | RunJob | CancelJob | ArenaOrder
 WorkerNews = (
     DeviceReport
     | ModelDescribed
@@ -141,4 +136,5 @@ WorkerNews = (
     | ModelUnloaded
     | JobProgressed
     | JobEnded
+    | ArenaNews
 )

@@ -2,8 +2,9 @@
 
 Invariants, each held after every event:
 - The bytes of all segments, those that are being freed included, grow only up to the budget.
-- A segment is freed only when no worker holds it: its holders are asked and answer first. While one
-  is asked, the segment is granted to nobody, so that an answer always speaks of the last grant.
+- A segment is freed only when no worker holds it: its holders are asked and answer first. Each
+  descriptor that was sent is given back by itself, so that a release that crosses a grant on its
+  way never stands for it.
 - What a worker was still filling goes with the worker; what it said was filled stays.
 - A pinned model's segments are never evicted, nor are those of an extent that somebody waits for.
 - Segments share a piece only after a worker has compared every byte.
@@ -91,6 +92,7 @@ class Catalogue:
             return self._accept(segment, now_s)
         segment.twin = twin.number
         twin.compared += 1
+        twin.holders[worker] += 1
         message = CompareSegment(number=number, twin=twin.number)
         return [Tell(worker, message, (twin.number,))]
 
@@ -103,10 +105,7 @@ class Catalogue:
         for key, piece in segment.pieces:
             self.extents[key].numbers[piece] = twin.number
         twin.pieces |= segment.pieces
-        twin.holders.add(worker)
         segment.pieces = set()
-        segment.holders.discard(worker)
-        segment.pinners.discard(worker)
         return self._free_unheld(self.segments.values()) + self._serve(now_s)
 
     def differs(self, worker: WorkerId, number: int, now_s: float) -> list[Effect]:
@@ -118,19 +117,23 @@ class Catalogue:
         return self._free_unheld(self.segments.values()) + self._accept(segment, now_s)
 
     def damaged(self, worker: WorkerId, number: int, now_s: float) -> list[Effect]:
-        """A segment's bytes are wrong; the worker has let go of it."""
-        segment = self.segments.get(number)
-        if segment is None:
-            return []
-        self._drop_pieces(segment)
-        return self.released(worker, [number], now_s)
+        """A segment's bytes are wrong: nobody else is handed them."""
+        for segment in self._known([number]):
+            self._drop_pieces(segment)
+        return self._free_unheld(self._known([number])) + self._serve(now_s)
 
     def released(self, worker: WorkerId, numbers: Iterable[int], now_s: float) -> list[Effect]:
-        """A worker has unmapped segments."""
+        """A worker gives descriptors back, each by one mention of its segment."""
         let_go = self._known(numbers)
         for segment in let_go:
-            segment.holders.discard(worker)
+            segment.holders[worker] -= 1
+            if segment.holders[worker] > 0:
+                continue
+            del segment.holders[worker]
             segment.pinners.discard(worker)
+            if segment.filler == worker and segment.checksum is None:
+                # It gave up filling: nobody else may be handed half of the bytes.
+                self._drop_pieces(segment)
         return self._free_unheld(let_go) + self._serve(now_s)
 
     def kept(self, worker: WorkerId, numbers: Iterable[int], now_s: float) -> list[Effect]:
@@ -180,7 +183,7 @@ class Catalogue:
                 workers.discard(worker)
         effects: list[Effect] = []
         for segment in list(self.segments.values()):
-            segment.holders.discard(worker)
+            segment.holders.pop(worker, None)
             segment.pinners.discard(worker)
             if segment.filler != worker:
                 continue
@@ -285,7 +288,7 @@ class Catalogue:
             if number is None or self.segments[number].asked_s is not None:
                 continue
             segment = self.segments[number]
-            segment.holders.add(waiting.worker)
+            segment.holders[waiting.worker] += 1
             granted.append(Segment(piece=piece, number=number, checksum=segment.checksum))
         parts = [
             granted[start : start + MOST_AT_ONCE]
@@ -356,6 +359,8 @@ class Catalogue:
             self._drop_pieces(segment)
             segment.is_leaving = True
             effects.append(Free(segment.number))
+            if segment.twin is not None:
+                effects += self._free_unheld([self._end_comparison(segment)])
         return effects
 
     def _present(self, extent: ExtentRecord) -> Iterator[SegmentRecord]:

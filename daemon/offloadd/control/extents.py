@@ -6,6 +6,7 @@ their bytes were found to be the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,7 +23,8 @@ class SegmentRecord:
     filler: WorkerId | None = None
     pieces: set[tuple[str, int]] = field(default_factory=set)
     """The places in extents that it holds: (key, piece)."""
-    holders: set[WorkerId] = field(default_factory=set)
+    holders: Counter[WorkerId] = field(default_factory=Counter)
+    """How many descriptors of it each worker was sent and has not given back."""
     pinners: set[WorkerId] = field(default_factory=set)
     asked_s: float | None = None
     """When its holders were asked to release it; None while nobody was."""

@@ -1,9 +1,10 @@
-"""Hands the worker's news to those they concern: models, jobs, systemd."""
+"""Hands the worker's news to those they concern: models, jobs, host memory, systemd."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from offload_protocol.errors import WorkerCrashed
 from offloadd.channel.messages import (
@@ -17,6 +18,7 @@ from offloadd.channel.messages import (
     WorkerNews,
 )
 from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.memory import HostMemory
 from offloadd.control.models import ModelTable
 from offloadd.control.scheduler import Scheduler
 
@@ -31,6 +33,7 @@ class Foreman:
         models: ModelTable,
         dispatcher: Dispatcher,
         scheduler: Scheduler,
+        memory: HostMemory,
         on_ready: Callable[[DeviceReport], None],
         on_lost: Callable[[WorkerCrashed], None],
     ) -> None:
@@ -38,6 +41,7 @@ class Foreman:
         self._models = models
         self._dispatcher = dispatcher
         self._scheduler = scheduler
+        self._memory = memory
         self._on_ready = on_ready
         self._on_lost = on_lost
 
@@ -51,6 +55,7 @@ class Foreman:
     def on_worker_lost(self, cause: WorkerCrashed) -> None:
         """The worker has died."""
         self.device = None
+        self._memory.worker_lost()
         self._models.worker_lost(cause)
         self._dispatcher.worker_lost(cause)
         self._on_lost(cause)
@@ -66,6 +71,8 @@ class Foreman:
                 self.device = news
             case ModelDescribed() | ModelLoaded() | ModelFailed() | ModelUnloaded():
                 self._model_news(news)
+            case _:
+                self._memory.on_news(news)
 
     def _model_news(self, news: ModelDescribed | ModelLoaded | ModelFailed | ModelUnloaded) -> None:
         match news:
@@ -76,8 +83,17 @@ class Foreman:
             case ModelFailed():
                 self._models.failed(news)
             case ModelUnloaded():
-                self._models.unloaded(news)
-                self._scheduler.model_left(news.name)
-        model = self._models.get(news.name)
+                # Whoever asked hears of it when the memory is back with the system.
+                self._memory.forget(news.name, partial(self._unloaded, news))
+                return
+        self._tell_dispatcher(news.name)
+
+    def _unloaded(self, news: ModelUnloaded) -> None:
+        self._models.unloaded(news)
+        self._scheduler.model_left(news.name)
+        self._tell_dispatcher(news.name)
+
+    def _tell_dispatcher(self, name: str) -> None:
+        model = self._models.get(name)
         if model is not None:
             self._dispatcher.model_known(model)

@@ -1,11 +1,19 @@
-"""Tells systemd how the service is, as sd_notify does; without systemd it does nothing."""
+"""Tells systemd how the service is, as sd_notify does; without systemd it does nothing.
+
+The manager also keeps descriptors for the next process of the service (its descriptor store), as
+many as `FileDescriptorStoreMax=` of the unit allows.
+"""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+_FIRST = 3
+"""The number of the first descriptor that a manager passes on."""
 
 
 class Notifier:
@@ -38,15 +46,49 @@ class Notifier:
         """The event loop runs."""
         self._send("WATCHDOG=1")
 
-    def _send(self, text: str) -> None:
+    def keep(self, name: str, descriptor: int) -> bool:
+        """Put a descriptor into the manager's store; whether it was sent."""
+        # Without polling the manager would let go of it at an event that memory never has anyway.
+        return self._send(f"FDSTORE=1\nFDPOLL=0\nFDNAME={name}", [descriptor])
+
+    def drop(self, name: str) -> None:
+        """Take what is stored under a name out of the manager's store."""
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    def _send(self, text: str, descriptors: Sequence[int] = ()) -> bool:
         if not self._address:
-            return
+            return False
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        ancillary = [rights] if descriptors else []
         # systemd may be gone or its queue full: no reason to stop serving.
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as channel,
         ):
-            channel.sendto(text.encode(), self._address)
+            channel.sendmsg([text.encode()], ancillary, 0, self._address)
+            return True
+        return False
+
+
+class StoredDescriptors:
+    """The manager's store of descriptors, as it was when this process began and as it is now."""
+
+    def __init__(self, environ: Mapping[str, str], notifier: Notifier) -> None:
+        self._environ = environ
+        self.keep = notifier.keep
+        self.drop = notifier.drop
+
+    def inherited(self) -> list[tuple[str, int]]:
+        """Names and descriptors that the manager gave this process; no child inherits them."""
+        environ = self._environ
+        if environ.get("LISTEN_PID") != str(os.getpid()):
+            return []
+        names = environ.get("LISTEN_FDNAMES", "").split(":")
+        count = environ.get("LISTEN_FDS", "0")
+        found = list(zip(names, range(_FIRST, _FIRST + int(count)), strict=False))
+        for _, descriptor in found:
+            os.set_inheritable(descriptor, False)
+        return found
 
 
 def _watchdog_us(environ: Mapping[str, str]) -> int:

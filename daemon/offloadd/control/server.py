@@ -27,10 +27,13 @@ from offloadd.control.endings import Endings
 from offloadd.control.foreman import Foreman
 from offloadd.control.front import Front
 from offloadd.control.handlers import Handlers
+from offloadd.control.host_budget import budget_bytes, measure
+from offloadd.control.inheritance import Inheritance
 from offloadd.control.jobs import Job
 from offloadd.control.listener import Listener
+from offloadd.control.memory import HostMemory
 from offloadd.control.models import ModelTable
-from offloadd.control.notify import Notifier
+from offloadd.control.notify import Notifier, StoredDescriptors
 from offloadd.control.results import Results
 from offloadd.control.roles import Roles
 from offloadd.control.router import Router
@@ -83,6 +86,7 @@ class Server:
             setting.worker_command,
             setting.patience,
         )
+        self._memory = self._new_memory()
         self._results = Results(config.results.max_bytes)
         self._sessions = Sessions(self._router, self._results.get)
         self._models = ModelTable(config.models, self._supervisor.send)
@@ -95,6 +99,7 @@ class Server:
             self._models,
             self._dispatcher,
             self._scheduler,
+            self._memory,
             self._worker_is_ready,
             self._worker_is_lost,
         )
@@ -117,6 +122,17 @@ class Server:
             on_left=self._scheduler.client_left,
         )
         self._router.start(self._front)
+
+    def _new_memory(self) -> HostMemory:
+        has_manager = bool(self._setting.environ.get("NOTIFY_SOCKET"))
+        stored = StoredDescriptors(self._setting.environ, self._notifier) if has_manager else None
+        setting = self._config.store.host_budget
+        return HostMemory(
+            lambda message, descriptors: self._supervisor.send(message, (), descriptors),
+            lambda held_bytes: budget_bytes(measure(), held_bytes, setting),
+            self._clock,
+            Inheritance(stored),
+        )
 
     def _new_dispatcher(self) -> Dispatcher:
         # Seeds are drawn short, so that people can say them.
@@ -151,6 +167,7 @@ class Server:
             await supervision
             for beat in beats:
                 beat.cancel()
+        await self._memory.close()
         self._router.close()
 
     def stop(self) -> None:
@@ -174,6 +191,7 @@ class Server:
         while True:
             await asyncio.sleep(TICK_S)
             self._dispatcher.tick()
+            self._memory.tick()
 
     async def _feed_watchdog(self) -> None:
         interval_s = self._notifier.watchdog_interval_s
@@ -239,6 +257,7 @@ class Server:
 
     def _stats(self, session: Session) -> dict[str, Any]:
         peer, now_s = session.connection.peer, self._clock()
+        held = self._memory.held()
         facts = stats.DaemonFacts(
             version=self._setting.version,
             pid=os.getpid(),
@@ -253,8 +272,8 @@ class Server:
         return {
             "daemon": stats.daemon(facts),
             "devices": stats.devices(self._foreman.device),
-            "store": stats.store(self._foreman.device, infos),
-            "models": stats.models(infos),
+            "store": stats.store(self._memory.figures(), infos, held),
+            "models": stats.models(infos, held),
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
             "jobs": stats.jobs(self._endings.totals, self._results),
             "workers": stats.workers(self._supervisor),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from offload_protocol import codec
-from offload_protocol.messages import ModelInfo
+from offload_protocol.messages import ComponentInfo, ModelInfo
 from offloadd.channel.messages import DeviceReport
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Totals
+from offloadd.control.extents import Held
 from offloadd.control.results import Results
 from offloadd.control.sessions import Session
 from offloadd.control.supervisor import Supervisor
@@ -52,21 +53,41 @@ def devices(report: DeviceReport | None) -> list[dict[str, Any]]:
     ]
 
 
-def store(report: DeviceReport | None, infos: Sequence[ModelInfo]) -> dict[str, int]:
-    """The key `store`; what is 0 does not exist yet."""
-    of_models = sum(component.host_bytes for info in infos for component in info.components)
-    return {
-        "host_budget_bytes": 0,
-        "host_used_bytes": max(report.host_bytes, of_models) if report else 0,
-        "pinned_bytes": 0,
-        "disk_read_bytes_total": 0,
-        "deduplicated_bytes": 0,
-    }
+def store(
+    figures: Mapping[str, int], infos: Iterable[ModelInfo], held: Mapping[str, Held]
+) -> dict[str, int]:
+    """The key `store`; what models hold outside the store counts as used as well."""
+    outside_bytes = sum(
+        component.host_bytes
+        for info in infos
+        for component in info.components
+        if _owner(info.name, component.name) not in held
+    )
+    return {**figures, "host_used_bytes": figures["host_used_bytes"] + outside_bytes}
 
 
-def models(infos: Sequence[ModelInfo]) -> list[dict[str, Any]]:
-    """The key `models`."""
-    return [codec.plain(info) for info in infos]
+def models(infos: Iterable[ModelInfo], held: Mapping[str, Held]) -> list[dict[str, Any]]:
+    """The key `models`; `held` says what components (`MODEL/COMPONENT`) have in the store."""
+    rows: list[dict[str, Any]] = []
+    for info in infos:
+        row = codec.plain(info)
+        row["components"] = [
+            _component(component, held.get(_owner(info.name, component.name)))
+            for component in info.components
+        ]
+        rows.append(row)
+    return rows
+
+
+def _component(info: ComponentInfo, held: Held | None) -> dict[str, Any]:
+    row = codec.plain(info)
+    if held is not None:
+        row["host_bytes"] = held.host_bytes
+    return {**row, "pinned_bytes": held.pinned_bytes if held else 0}
+
+
+def _owner(model: str, component: str) -> str:
+    return f"{model}/{component}"
 
 
 def queue(waiting: int, dispatcher: Dispatcher, limit: int) -> dict[str, int]:

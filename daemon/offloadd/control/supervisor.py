@@ -87,10 +87,12 @@ class Supervisor:
         self._deaths_in_a_row = 0
         self._stopping = asyncio.Event()
 
-    def send(self, message: ToWorker, frames: Sequence[Frame] = ()) -> None:
+    def send(
+        self, message: ToWorker, frames: Sequence[Frame] = (), descriptors: Sequence[int] = ()
+    ) -> None:
         """Hand a message to the worker; without one it goes nowhere, and the loss is reported."""
         if self._channel is not None:
-            self._channel.send(message, frames)
+            self._channel.send(message, frames, descriptors)
 
     async def run(self, overseer: Overseer) -> None:
         """Start workers until `stop`, and tell `overseer` about them."""
@@ -187,7 +189,8 @@ class Supervisor:
 
 def _worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     # What systemd says to the main process alone must not be answered by another.
-    ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"}
+    ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
+    ours |= {"LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"}
     return {name: value for name, value in environ.items() if name not in ours}
 
 
