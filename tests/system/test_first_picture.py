@@ -13,6 +13,7 @@ from PIL import Image
 from system.daemons import Daemon, running_daemon
 
 from judge_shapes import judge, parse_prompt
+from offload_client import Progress
 
 pytestmark = pytest.mark.system
 
@@ -102,7 +103,7 @@ def test_each_picture_of_a_batch_can_be_made_again_alone_from_its_seed(daemon: D
 
 
 def test_progress_counts_what_the_pipeline_counts(daemon: Daemon) -> None:
-    seen = []
+    seen: list[Progress] = []
     with daemon.client() as client:
         client.generate(
             "shapes", prompt=PROMPT, seed=1, num_inference_steps=5, on_progress=seen.append
