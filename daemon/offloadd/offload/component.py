@@ -17,19 +17,21 @@ from torch import nn
 from offload_protocol.errors import ModelLoadFailed, OffloadError
 from offloadd.offload.absent import Place
 from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.offload.adapters import AdapterMemory, Own
 from offloadd.offload.binding import Binding, bind_group
 from offloadd.offload.casting import Casting, round_buffers
 from offloadd.offload.executor import Executor, Streamed
-from offloadd.offload.groups import Group, Grouping
+from offloadd.offload.groups import Group, Grouping, TensorRef
 from offloadd.offload.held import HeldLoader
 from offloadd.offload.hooks import Hooks
-from offloadd.offload.host_memory import bytes_of
+from offloadd.offload.host_memory import bytes_of, view_of
 from offloadd.offload.leftovers import Leftovers, move_buffers
 from offloadd.offload.reads import StrayReads
 from offloadd.offload.scratch import Scratch
 from offloadd.offload.staging import StagedLoader, Staging
 from offloadd.offload.tier import DeviceTier
 from offloadd.offload.transfers import DmaLoader, Loader, ReadLoader
+from offloadd.store.derived_source import DerivedSource
 from offloadd.store.source import WeightSource
 
 
@@ -59,6 +61,8 @@ class Component:
         self._accelerator = accelerator
         self._executor = executor
         self._scratch = Scratch(tier)
+        self.adapters = AdapterMemory(tier)
+        self.derived: DerivedSource | None = None
         self._hooks = Hooks()
         self._group_at: dict[Place, Streamed] = {}
         self._unpin: Callable[[], None] | None = None
@@ -94,7 +98,7 @@ class Component:
 
         Small weights, scratch memory to convert weights in, and adapters.
         """
-        return self._leftovers.size_bytes + self._scratch.size_bytes
+        return self._leftovers.size_bytes + self._scratch.size_bytes + self.adapters.size_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -106,6 +110,56 @@ class Component:
     def modules(self) -> dict[str, nn.Module]:
         """The modules that are still there, by the paths that they had when they were attached."""
         return {path: child for path, ref in self._paths.items() if (child := ref()) is not None}
+
+    def tensors(self) -> Iterator[TensorRef]:
+        """Every weight and buffer that was taken over, once."""
+        yield from self.grouping.leftovers
+        for group in self.grouping.groups:
+            yield from group.tensors
+
+    def own(self) -> Own:
+        """The places of everything that was taken over; all else in the module is an adapter's."""
+        modules = self.modules()
+        places = (place for tensor in self.tensors() for place in tensor.places)
+        return {(id(modules[path]), name) for path, name in places if path in modules}
+
+    @contextmanager
+    def present(self, tensor: TensorRef) -> Iterator[torch.Tensor]:
+        """The real weight, wherever it is now; raises StorageFailed or OutOfMemory."""
+        path, attribute = tensor.places[0]
+        if (path, attribute) in self._group_at:
+            with self._acquired((path, attribute)) as weight:
+                yield weight
+        else:
+            holder = self.modules()[path]
+            yield holder.get_parameter(attribute)
+
+    def exchange(self, derived: DerivedSource | None) -> None:
+        """Compute with derived weights from now on, or (None) with the source's own again.
+
+        Groups are all absent afterwards. Raises StorageFailed, changing nothing, if what stays on
+        the device cannot be read.
+        """
+        if self.module() is None:
+            return
+        before, self.derived = self.derived, derived
+        try:
+            fresh = [
+                (tensor, self._stored(tensor))
+                for tensor in self._staying()
+                if any(one and one.derived(*self._range(tensor)) for one in (before, derived))
+            ]
+        except BaseException:
+            self.derived = before
+            raise
+        self._hooks.remove()
+        self._executor.remove(self.name)
+        for tensor, stored in fresh:
+            self._leftovers.exchange(self.modules(), tensor, stored)
+        if self._loader is None:
+            self._hold(self.grouping)
+        else:
+            self._start(self.grouping, self._loader)
 
     def regroup(self, grouping: Grouping) -> None:
         """Stream in other groups from now on; no forward of the module may be under way.
@@ -131,6 +185,7 @@ class Component:
         self._executor.remove(self.name)
         for group in self.groups:
             group.binding.unbind()
+        self.adapters.close(self.module(), self.own())
         self._leftovers.unload()
         self._scratch.close()
         self._extent = None
@@ -168,16 +223,17 @@ class Component:
     def _begin_in_place(self, grouping: Grouping) -> None:
         """Bind to the host's bytes once and for all what needs no converting."""
         assert self._extent is not None
+        self._leftovers.use_in_place(self.modules(), self._staying(), self._extent)
+        self._hold(grouping)
+
+    def _hold(self, grouping: Grouping) -> None:
         converted = [group for group in grouping.groups if group.converted_bytes]
-        plain = [group for group in grouping.groups if not group.converted_bytes]
-        for_good = (*grouping.leftovers, *(t for group in plain for t in group.tensors))
-        self._leftovers.use_in_place(self.modules(), for_good, self._extent)
-        held = [self._held(*one, self._extent) for one in enumerate(converted)]
+        held = [self._held(index, group) for index, group in enumerate(converted)]
         self._follow(grouping, list(zip(converted, held, strict=True)))
 
-    def _held(self, index: int, group: Group, extent: torch.Tensor) -> Streamed:
+    def _held(self, index: int, group: Group) -> Streamed:
         """A group whose bytes stay where the host has them, and take nothing of the device."""
-        held = extent[group.start_bytes : group.stop_bytes]
+        held = self._in_memory(group.start_bytes, group.stop_bytes)
         return Streamed(
             component=self.name,
             index=index,
@@ -189,6 +245,32 @@ class Component:
             keep=True,
         )
 
+    def _staying(self) -> list[TensorRef]:
+        """The weights that are bound for as long as the module is attached."""
+        groups = self.grouping.groups if self.in_place else ()
+        plain = [t for group in groups if not group.converted_bytes for t in group.tensors]
+        weights = [t for t in self.grouping.leftovers if t.kind == "parameter"]
+        return weights + plain
+
+    def _range(self, tensor: TensorRef) -> tuple[int, int]:
+        slot = self.grouping.layout.slots()[tensor.spec.name]
+        return slot.offset_bytes, slot.stop_bytes
+
+    def _in_memory(self, start_bytes: int, stop_bytes: int) -> torch.Tensor | None:
+        """A range of the extent, derived or not, where the host has it."""
+        view = self.derived.derived(start_bytes, stop_bytes) if self.derived else None
+        if view is not None:
+            return bytes_of(view)
+        return None if self._extent is None else self._extent[start_bytes:stop_bytes]
+
+    def _stored(self, tensor: TensorRef) -> torch.Tensor:
+        start_bytes, stop_bytes = self._range(tensor)
+        stored = self._in_memory(start_bytes, stop_bytes)
+        if stored is None:
+            stored = torch.empty(stop_bytes - start_bytes, dtype=torch.uint8)
+            self.source.read(start_bytes, stop_bytes, view_of(stored)).result()
+        return stored
+
     def _binding(self, group: Group, held: torch.Tensor | None = None) -> Binding:
         layout = self.grouping.layout
         return bind_group(self.modules(), layout, group, self.reads, self._scratch, held)
@@ -199,19 +281,27 @@ class Component:
         self.source.release_view()
 
     def _start(self, grouping: Grouping, loader: Loader) -> None:
-        streamed = [
-            Streamed(
-                component=self.name,
-                index=group.index,
-                name=group.name,
-                start_bytes=group.start_bytes,
-                stop_bytes=group.stop_bytes,
-                binding=self._binding(group),
-                loader=loader,
-            )
-            for group in grouping.groups
-        ]
+        streamed = [self._streamed(group, loader) for group in grouping.groups]
         self._follow(grouping, list(zip(grouping.groups, streamed, strict=True)))
+
+    def _streamed(self, group: Group, loader: Loader) -> Streamed:
+        start_bytes, stop_bytes = group.start_bytes, group.stop_bytes
+        view = self.derived.derived(start_bytes, stop_bytes) if self.derived else None
+        if view is not None and self.derived is not None:
+            if self._accelerator.has_dma:
+                loader = DmaLoader(self._accelerator, bytes_of(view))
+                start_bytes, stop_bytes = 0, group.size_bytes
+            else:
+                loader = ReadLoader(self.derived)
+        return Streamed(
+            component=self.name,
+            index=group.index,
+            name=group.name,
+            start_bytes=start_bytes,
+            stop_bytes=stop_bytes,
+            binding=self._binding(group),
+            loader=loader,
+        )
 
     def _follow(self, grouping: Grouping, brought: Sequence[tuple[Group, Streamed]]) -> None:
         """Let the executor bring these groups, all or some of the grouping's."""

@@ -9,17 +9,20 @@ engine (the one that has the turn); attaching and detaching count as using.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.offload.adapters import rolled_back
 from offloadd.offload.casting import Casting
 from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
 from offloadd.offload.executor import Executor
+from offloadd.offload.fusing import Fused, fuse_adapters
 from offloadd.offload.groups import GroupOptions, group_module
 from offloadd.offload.plan import Plan, make_plan
 from offloadd.offload.planning import Planning, Terms, first_input
@@ -30,7 +33,11 @@ from offloadd.store.source import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class ComponentStats:
-    """One attached module: all its weights, what is on the device to stay, what a step streams."""
+    """One attached module: all its weights, what is on the device to stay, what a step streams.
+
+    `adapter_bytes` is device memory beside the weights, `derived_bytes` host memory that fusing
+    took.
+    """
 
     name: str
     size_bytes: int
@@ -38,6 +45,8 @@ class ComponentStats:
     streamed_bytes: int
     in_place: bool
     stage: str
+    adapter_bytes: int
+    derived_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Engine:
         )
         self._staging = Staging(accelerator)
         self._plannings: dict[str, Planning] = {}
+        self._fused: dict[str, Fused] = {}
         self._farewells: dict[str, weakref.finalize[..., nn.Module]] = {}
 
     @property
@@ -145,6 +155,70 @@ class Engine:
             planning.start(self._terms(name))
         self._farewells[name] = weakref.finalize(module, _module_gone, weakref.ref(self), name)
 
+    @contextmanager
+    def changing_adapters(self, *names: str) -> Iterator[None]:
+        """Load, switch or delete adapters of these components inside this block.
+
+        With peft, diffusers and transformers as usual, but not their fusing (see `fuse`). What the
+        adapters add is moved to the device and counted when the block ends; no base weight is read
+        or moved for it. If the block raises, or there is no room, the modules are as before.
+
+        Raises InvalidRequest for an adapter that does not fit the model, ModelLoadFailed naming a
+        tensor that cannot be used, OutOfMemory with the plan.
+        """
+        plannings = [self._plannings[name] for name in names]
+        modules = [module for p in plannings if (module := p.component.module()) is not None]
+        for planning in plannings:
+            if planning.component.derived is not None:
+                raise InvalidRequest(
+                    f"the adapters of {planning.component.name!r} are fused", hint="unfuse first"
+                )
+        try:
+            with rolled_back(modules):
+                yield
+                for name in names:
+                    self._fit_adapters(name)
+        except BaseException:
+            for name in names:
+                self._fit_adapters(name)
+            raise
+
+    def fuse(
+        self,
+        name: str,
+        adapter_names: Sequence[str] | None = None,
+        scale: float = 1.0,
+        *,
+        safe: bool = False,
+    ) -> None:
+        """Compute with weights that adapters (None: the active ones) are merged into.
+
+        The derived weights are host memory of their own, counted as `derived_bytes`. Raises as
+        `fuse_adapters`; then nothing has changed.
+        """
+        planning = self._plannings[name]
+        fused = fuse_adapters(
+            planning.component, self._accelerator, adapter_names, scale, safe=safe
+        )
+        try:
+            planning.component.exchange(fused.source)
+        except BaseException:
+            fused.undo()
+            raise
+        self._fused[name] = fused
+        self._fit_adapters(name)
+        planning.refit(self._terms(name))
+
+    def unfuse(self, name: str) -> None:
+        """Compute with the base and its adapters again; the derived weights are given back."""
+        fused = self._fused.pop(name, None)
+        if fused is None:
+            return
+        planning = self._plannings[name]
+        planning.component.exchange(None)
+        fused.undo()
+        planning.refit(self._terms(name))
+
     def detach(self, name: str) -> None:
         """Let a module go: its weights are meta parameters afterwards, its memory is given back."""
         farewell = self._farewells.pop(name, None)
@@ -153,6 +227,9 @@ class Engine:
         planning = self._plannings.pop(name, None)
         if planning is not None:
             planning.component.detach()
+        fused = self._fused.pop(name, None)
+        if fused is not None:
+            fused.undo()
 
     def close(self) -> None:
         """Detach everything."""
@@ -210,6 +287,20 @@ class Engine:
             components=components,
         )
 
+    def _fit_adapters(self, name: str) -> None:
+        """Give back what adapters do not need any more, and find room for what they bring."""
+        planning = self._plannings[name]
+        component, module = planning.component, planning.component.module()
+        if module is None:
+            return
+        own = component.own()
+        freed_bytes = component.adapters.sweep(module, own)
+        more_bytes = component.adapters.missing_bytes(module, own)
+        if freed_bytes or more_bytes > self._tier.room_bytes:
+            planning.refit(self._terms(name), more_bytes)
+            self._executor.make_room(more_bytes, name)
+        component.adapters.take(module, own)
+
     def _at_border(self, name: str) -> None:
         for other, planning in self._plannings.items():
             if other != name:
@@ -245,6 +336,8 @@ class Engine:
             streamed_bytes=plan.streamed_bytes_per_step if plan else 0,
             in_place=component.in_place,
             stage=planning.stage.name.lower(),
+            adapter_bytes=component.adapters.size_bytes,
+            derived_bytes=component.derived.derived_bytes if component.derived else 0,
         )
 
 

@@ -227,6 +227,10 @@ class Executor:
         if trace is not None:
             trace.finish()
 
+    def make_room(self, size_bytes: int, component: str) -> None:
+        """Send residents of other, idle components away until so much is free for this one."""
+        self._make_room(size_bytes, component)
+
     def drop_all(self) -> None:
         """Empty the device of all groups that are not in use, residents too."""
         self._let_linger_end()

@@ -30,6 +30,7 @@ class Leftovers:
         self._reader = reader
         self._bindings: dict[str, Binding] = {}
         self._regions: list[Region] = []
+        self._memory: dict[str, torch.Tensor] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -73,6 +74,7 @@ class Leftovers:
         for tensor, piece in zip(wanted, pieces, strict=True):
             if tensor.converted_bytes:
                 convert(tensor, stages[tensor.spec.name].tensor, piece.tensor)
+            self._memory[tensor.spec.name] = piece.tensor
             self._bind(modules, tensor, piece.tensor)
         if staging is not None:
             self._tier.release(staging)
@@ -98,13 +100,30 @@ class Leftovers:
             stored = extent[slot.offset_bytes : slot.stop_bytes]
             if tensor.converted_bytes:
                 convert(tensor, stored, memory[tensor.spec.name])
+                self._memory[tensor.spec.name] = memory[tensor.spec.name]
             self._bind(modules, tensor, memory.get(tensor.spec.name, stored))
+
+    def exchange(
+        self, modules: Mapping[str, nn.Module], tensor: TensorRef, stored: torch.Tensor
+    ) -> None:
+        """Let a weight that stays have other values; `stored` (uint8) is in host memory.
+
+        Where the module computes on the host's bytes, it computes on those from now on.
+        """
+        memory = self._memory.get(tensor.spec.name)
+        if memory is None:
+            self._bind(modules, tensor, stored)
+        elif tensor.converted_bytes:
+            convert(tensor, stored.to(memory.device), memory)
+        else:
+            memory[: tensor.size_bytes].copy_(stored)
 
     def unload(self) -> None:
         """Give the memory back; the weights are plain meta parameters then."""
         for binding in self._bindings.values():
             binding.unbind()
         self._bindings.clear()
+        self._memory.clear()
         while self._regions:
             self._tier.release(self._regions.pop())
 

@@ -67,12 +67,37 @@ class Planning:
         self._before = None
         self.accelerator.restart_peak()
         self.plan = make_plan(self._input(terms))
+        self._take_first_ring(self.plan)
+
+    def refit(self, terms: Terms, more_bytes: int = 0) -> None:
+        """Plan again from what is known, as other bytes stay on the device than before.
+
+        `more_bytes` are about to come. Raises OutOfMemory, changing nothing, if they leave too
+        little room.
+        """
+        if self.component.in_place or self.plan is None:
+            return
+        leftover_bytes = self.component.leftover_bytes + more_bytes
+        plan = make_plan(
+            replace(
+                self.plan.given,
+                budget_bytes=terms.budget_bytes,
+                reserve_bytes=terms.reserve_bytes,
+                leftover_bytes=leftover_bytes,
+            )
+        )
+        self._before = None
+        if self.stage is Stage.FIRST_PASS:
+            self.plan = plan
+            self._take_first_ring(plan)
+        else:
+            self._follow(plan, Stage.SETTLED if self.stage is Stage.SETTLED else Stage.PLANNED)
+
+    def _take_first_ring(self, plan: Plan) -> None:
         sizes = self.component.grouping.sizes_bytes()
         largest = align(max(sizes, default=0), self.accelerator.alignment_bytes)
-        room_bytes = self.plan.given.room_bytes
-        self.executor.configure(
-            self.component.name, frozenset(), min(FIRST_RING_GROUPS * largest, room_bytes)
-        )
+        ring_bytes = min(FIRST_RING_GROUPS * largest, plan.given.room_bytes)
+        self.executor.configure(self.component.name, frozenset(), ring_bytes)
         self._measure()
 
     def advance(self, terms: Terms) -> None:
