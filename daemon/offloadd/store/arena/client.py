@@ -219,11 +219,12 @@ class ArenaClient:
             )
         )
         fresh = self._install(extent, self._wait(request, answer, progress))
-        if damaged := find_damaged(extent, self._unknown(extent, fresh), self._pool, progress):
+        damaged = find_damaged(extent, self._unknown(fresh), self._pool, progress)
+        found = [one.piece for one in fresh if one.checksum is not None]
+        self._holdings.prove(extent, [piece for piece in found if piece not in damaged])
+        if damaged:
             self._reject(extent, damaged)
             return True
-        found = [one for one in fresh if one.checksum is not None]
-        self._holdings.prove(extent, [one.piece for one in found])
         empty = {one.piece: one.number for one in fresh if one.checksum is None}
 
         def filled(piece: int, checksum: bytes) -> None:
@@ -233,7 +234,7 @@ class ArenaClient:
         if empty:
             fill(extent, sorted(empty), files.get(), filled, progress)
             self.was_read()
-        self._keeper.pin_later(extent, [one.piece for one in found])
+        self._keeper.pin_later(extent, found)
         return False
 
     def _wait(self, request: int, answer: Future[Any], progress: Progress) -> list[_Granted]:
@@ -280,7 +281,7 @@ class ArenaClient:
         extent.numbers[piece] = segment.number
         extent.unproven.add(piece)
 
-    def _unknown(self, extent: Extent, fresh: list[Segment]) -> list[tuple[int, bytes]]:
+    def _unknown(self, fresh: list[Segment]) -> list[tuple[int, bytes]]:
         """The pieces, with their checksums, whose bytes this process has not seen to be right."""
         with self._holdings.lock:
             return [
