@@ -30,20 +30,21 @@ def area_of(shape: str) -> float:
 def name_of(mask: Mask) -> str | None:
     """Circle, square, triangle or star; None for anything else.
 
-    `fold` is 0 for a disc and large for a silhouette that repeats in a turn: a perfect triangle has
-    0.65 for 3 repeats, a square 0.43 for 4, a star 0.82 for 5 (and fills 0.58 of its hull).
+    `fold` is 0 for a disc; a perfect triangle has 0.66 for 3 repeats, a square 0.43 for 4, a star
+    0.81 for 5. Each limit lies about half-way to the nearest polygon that is to be refused: a
+    trapezoid and a three-pointed star, a rectangle, a pentagon, a hexagon for the circle.
     """
     solid = solidity(mask)
     two, three, four, five, six = (fold(mask, times) for times in (2, 3, 4, 5, 6))
-    if solid < 0.75:
-        return "star" if five > 0.4 and max(two, three) < 0.2 else None
-    if solid < 0.88 or two > 0.1:
-        return None
-    if three > 0.4:
+    if solid < 0.77 and five > 0.56 and max(two, three, four) < 0.4:
+        return "star"
+    if solid > 0.82 and three > 0.52 and two < 0.2:
         return "triangle"
-    if four > 0.25 and three < 0.1:
+    if solid > 0.84 and four > 0.25 and three < 0.2 and two < 0.14:
         return "square"
-    return "circle" if max(three, four, five, six) < 0.08 else None
+    if solid > 0.88 and max(two, three, four, five, six) < 0.12:
+        return "circle"
+    return None
 
 
 def whole_piece(mask: Mask) -> Mask | None:

@@ -17,18 +17,19 @@ from shapes_training.words import COLOURS, PALETTE, SHAPES
 
 Points = list[tuple[float, float]]
 
+
+def pointed(points: int, waist: float) -> Points:
+    """A star with its first point up, whose inner corners are at `waist` from its middle."""
+    reach = [(1.0, waist)[corner % 2] for corner in range(2 * points)]
+    turns = [math.pi * corner / points for corner in range(2 * points)]
+    return [(r * math.sin(turn), -r * math.cos(turn)) for r, turn in zip(reach, turns, strict=True)]
+
+
 CORNERS = {
     "square": [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)],
     "triangle": [(0.0, -1.0), (0.87, 0.5), (-0.87, 0.5)],
-    "star": [
-        (
-            (1.0, 0.45)[corner % 2] * math.sin(math.pi * corner / 5),
-            -(1.0, 0.45)[corner % 2] * math.cos(math.pi * corner / 5),
-        )
-        for corner in range(10)
-    ],
+    "star": pointed(5, 0.45),
 }
-
 PENTAGON_ANGLES = [2 * math.pi * corner / 5 for corner in range(5)]
 HEXAGON_ANGLES = [2 * math.pi * corner / 6 for corner in range(6)]
 CROSS = [(-0.3, -1.0), (0.3, -1.0), (0.3, -0.3), (1.0, -0.3), (1.0, 0.3), (0.3, 0.3)]
@@ -144,6 +145,11 @@ def test_noise_fits_nothing() -> None:
         pytest.param([(math.sin(n), math.cos(n)) for n in PENTAGON_ANGLES], id="pentagon"),
         pytest.param([(math.sin(n), math.cos(n)) for n in HEXAGON_ANGLES], id="hexagon"),
         pytest.param(CROSS, id="cross"),
+        pytest.param([(-0.5, -0.6), (0.5, -0.6), (1, 0.6), (-1, 0.6)], id="trapezoid"),
+        pytest.param([(-1, -0.75), (1, -0.75), (1, 0.75), (-1, 0.75)], id="short_rectangle"),
+        pytest.param(pointed(3, 0.35), id="three_pointed_star"),
+        pytest.param(pointed(4, 0.45), id="four_pointed_star"),
+        pytest.param(pointed(6, 0.5), id="six_pointed_star"),
     ],
 )
 def test_other_polygons_are_none_of_the_shapes(corners: Points) -> None:
