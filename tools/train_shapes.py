@@ -1,6 +1,6 @@
 """Trains the built-in model `shapes` from a seed alone and writes it as a diffusers directory.
 
-The shipped weights came from `python tools/train_shapes.py --out daemon/offloadd/hosting/shapes`.
+python tools/train_shapes.py --out daemon/offloadd/hosting/shapes
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from shapes_training.training import FULL, QUICK, train
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the built-in model `shapes` on the CPU.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write it")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same model (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="same seed and threads, same model (default: 0)"
+    )
     parser.add_argument("--quick", action="store_true", help="seconds of training: a smoke test")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
