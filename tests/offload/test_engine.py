@@ -439,3 +439,21 @@ def test_mutable_arguments_keep_their_identity(tmp_path: Path) -> None:
         result = module(torch.randn(2, 64), cache=cache)
         assert sorted(cache) == ["0", "1", "2"]
         assert cache["2"] is result
+
+
+def test_regionally_compiled_blocks_stream_without_compiling_again(tmp_path: Path) -> None:
+    family = TINY_MODELS["flux"]
+    module, resident = family.build(), family.build()
+    engine = Engine(cpu_device(), _budget(module, 0.5))
+    with _hosted(engine, tmp_path, {"flux": module}):
+        for model in (module, resident):
+            for name in ("transformer_blocks", "single_transformer_blocks"):
+                for block in model.get_submodule(name).children():
+                    block.compile(backend="eager")
+        expected = family.run(resident, family.example_inputs())
+        for _ in range(3):
+            assert torch.equal(family.run(module, family.example_inputs()), expected)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        for _ in range(9):
+            assert torch.equal(family.run(module, family.example_inputs()), expected)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
