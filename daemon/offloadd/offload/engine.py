@@ -18,12 +18,13 @@ from torch import nn
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.adapters import rolled_back
+from offloadd.offload.allowances import Allowance
 from offloadd.offload.casting import Casting
 from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
 from offloadd.offload.executor import Executor
 from offloadd.offload.fusing import Fused, fuse_adapters
-from offloadd.offload.groups import GroupOptions, group_module
+from offloadd.offload.groups import Grouping, GroupOptions, group_module
 from offloadd.offload.plan import Plan, make_plan
 from offloadd.offload.planning import Planning, Terms, first_input
 from offloadd.offload.staging import Staging
@@ -106,6 +107,7 @@ class Engine:
         )
         self._staging = Staging(accelerator)
         self._plannings: dict[str, Planning] = {}
+        self._allowances: dict[str, Allowance] = {}
         self._fused: dict[str, Fused] = {}
         self._farewells: dict[str, weakref.finalize[..., nn.Module]] = {}
 
@@ -121,11 +123,13 @@ class Engine:
         source: WeightSource,
         options: GroupOptions | None = None,
         casting: Casting | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         """Host a module whose weights (real or on meta) are those that the source gives.
 
-        With a casting, the source gives them as `module_layout(module, casting)` says. The module
-        may be dropped at any time; that detaches it. Raises InvalidRequest for a name in use or
+        With a casting, the source gives them as `module_layout(module, casting)` says. An allowance
+        bounds what it may have on the device. The module may be dropped at any time; that detaches
+        it. Raises InvalidRequest for a name in use or
         options that fit no module, ModelLoadFailed for weights that cannot be streamed, OutOfMemory
         with the smallest budget that works.
         """
@@ -134,10 +138,28 @@ class Engine:
                 f"a component named {name!r} is hosted already", hint="unload it first"
             )
         grouping = group_module(module, options or GroupOptions(), casting)
+        if allowance is not None:
+            self._allowances[name] = allowance
+        try:
+            self._attach(name, module, grouping, source, casting)
+        except BaseException:
+            self.detach(name)
+            raise
+        self._farewells[name] = weakref.finalize(module, _module_gone, weakref.ref(self), name)
+
+    def _attach(
+        self,
+        name: str,
+        module: nn.Module,
+        grouping: Grouping,
+        source: WeightSource,
+        casting: Casting | None,
+    ) -> None:
         if self._accelerator.has_dma or source.host_view() is None:
             # Before the module gives its weights away: whether it can run at all.
             terms, alignment_bytes = self._terms(name), self._accelerator.alignment_bytes
             make_plan(first_input(grouping, terms, alignment_bytes))
+        self._executor.allow(name, self._allowances.get(name))
         component = attach_component(
             name,
             module,
@@ -153,7 +175,6 @@ class Engine:
         self._plannings[name] = planning
         if not component.in_place:
             planning.start(self._terms(name))
-        self._farewells[name] = weakref.finalize(module, _module_gone, weakref.ref(self), name)
 
     @contextmanager
     def changing_adapters(self, *names: str) -> Iterator[None]:
@@ -227,6 +248,8 @@ class Engine:
         planning = self._plannings.pop(name, None)
         if planning is not None:
             planning.component.detach()
+        self._allowances.pop(name, None)
+        self._executor.allow(name, None)
         fused = self._fused.pop(name, None)
         if fused is not None:
             fused.undo()
@@ -317,12 +340,19 @@ class Engine:
         if activations_bytes > self._reserve_bytes:
             self._reserve_bytes = activations_bytes
             self._set_budget(self.budget_bytes)
-        others_bytes = sum(
-            planning.component.leftover_bytes
-            for other, planning in self._plannings.items()
-            if other != name
-        )
-        return Terms(self.budget_bytes - others_bytes, self._reserve_bytes)
+        kept_bytes = {
+            other: planning.component.leftover_bytes for other, planning in self._plannings.items()
+        }
+        others_bytes = sum(kept for other, kept in kept_bytes.items() if other != name)
+        budget_bytes = self.budget_bytes - others_bytes
+        allowance = self._allowances.get(name)
+        if allowance is not None:
+            sharing = [one for one in kept_bytes if self._allowances.get(one) is allowance]
+            allowance.kept_bytes = sum(kept_bytes[one] for one in sharing)
+            shared_bytes = allowance.kept_bytes - kept_bytes.get(name, 0)
+            allowed_bytes = allowance.limit_bytes - shared_bytes + self._reserve_bytes
+            budget_bytes = min(budget_bytes, allowed_bytes)
+        return Terms(budget_bytes, self._reserve_bytes)
 
     def _streaming(self) -> list[Planning]:
         return [p for p in self._plannings.values() if not p.component.in_place]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from offload_protocol.errors import OffloadError, OutOfMemory
 from offloadd.offload.accelerator.interface import Accelerator, Event
+from offloadd.offload.allowances import Allowance
 from offloadd.offload.binding import Binding
 from offloadd.offload.counters import Counters
 from offloadd.offload.prediction import Prediction
@@ -95,6 +96,7 @@ class Executor:
         self._accelerator = accelerator
         self._tier = tier
         self._components: dict[str, _Component] = {}
+        self._allowances: dict[str, Allowance] = {}
         self._latest: str | None = None
         self._group_count = 0
         self._ahead: dict[Streamed, None] = {}
@@ -134,6 +136,12 @@ class Executor:
                 self._drop(group)
         if component == self._latest:
             self._set_ring(ring_bytes)
+
+    def allow(self, component: str, allowance: Allowance | None) -> None:
+        """Keep the component's weights, with those of all that share it, within an allowance."""
+        self._allowances.pop(component, None)
+        if allowance is not None:
+            self._allowances[component] = allowance
 
     def trace(self, component: str, trace: StepTrace | None) -> None:
         """Measure the component's steps into `trace`, or stop measuring them."""
@@ -319,7 +327,7 @@ class Executor:
             ) from error
 
     def _region_to_stay(self, group: Streamed) -> Region | None:
-        if not group.keep:
+        if not group.keep or not self._is_allowed(group.component, group.size_bytes):
             return None
         self._make_room(group.size_bytes, group.component)
         if self._tier.room_bytes < group.size_bytes:
@@ -364,6 +372,7 @@ class Executor:
             return
         self._latest = component
         latest = self._components[component] = self._components.pop(component)
+        self._is_allowed(component, 0)
         largest = max((g.size_bytes for g in latest.groups if not g.keep), default=0)
         excess = self._tier.ring_bytes - latest.ring_bytes
         # What was fetched ahead across this change is lost when the ring changes. A ring that is
@@ -397,6 +406,27 @@ class Executor:
                     return
                 if group.stays and not group.users:
                     self._drop(group)
+
+    def _is_allowed(self, component: str, more_bytes: int) -> bool:
+        """Whether so much more may stay; residents that share the allowance give way for it."""
+        allowance = self._allowances.get(component)
+        if allowance is None:
+            return True
+        sharing = [name for name in self._components if self._allowances.get(name) is allowance]
+        excess = allowance.kept_bytes + more_bytes - allowance.limit_bytes
+        excess += sum(self.resident_bytes(name) for name in sharing)
+        if self._latest in sharing:
+            excess += self._components[self._latest].ring_bytes
+        for name in sharing:
+            if name in (component, self._latest):
+                continue
+            for group in self._components[name].groups:
+                if excess <= 0:
+                    return True
+                if group.stays and not group.users:
+                    excess -= group.size_bytes
+                    self._drop(group)
+        return excess <= 0
 
     def _wait_for_border_before_last(self) -> None:
         if len(self._borders) == FORWARDS_AHEAD:
