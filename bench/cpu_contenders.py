@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,16 @@ def accelerate_disk(options: argparse.Namespace) -> Hosted:
     return Hosted(_caller(module))
 
 
+def aircanvas(options: argparse.Namespace) -> Hosted:
+    """AirCanvas' streaming engine with its own prefetcher and ring sizes; nothing resident."""
+    splitter: Any = import_module("aircanvas.sharding.splitter")
+    streaming: Any = import_module("aircanvas.streaming.engine")
+    manifest = splitter.split_model(str(options.folder), cache_dir=options.scratch, subfolder="")
+    module = _empty()
+    engine = streaming.StreamingEngine(module, manifest, options.scratch, device="cpu")
+    return Hosted(_caller(module), close=engine.close)
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """The model without weights, and where they are."""
@@ -161,18 +172,23 @@ class _Parts:
         return int(slots * align(largest, 4096))
 
 
-def _parts(options: argparse.Namespace) -> _Parts:
+def _empty() -> Any:
+    """The model in bf16 with all weights on meta."""
     import diffusers
     import torch
 
+    with torch.device("meta"):
+        module = diffusers.FluxTransformer2DModel(**CONFIG)
+    return module.to(torch.bfloat16).eval().requires_grad_(False)
+
+
+def _parts(options: argparse.Namespace) -> _Parts:
     from offloadd.offload.groups import GroupOptions, group_module
     from offloadd.store.checkpoint_source import CheckpointSource
     from offloadd.store.index import read_checkpoint
     from offloadd.store.reader import DiskReader
 
-    with torch.device("meta"):
-        module = diffusers.FluxTransformer2DModel(**CONFIG)
-    module = module.to(torch.bfloat16).eval().requires_grad_(False)
+    module = _empty()
     group_options = GroupOptions(options.level)
     grouping = group_module(module, group_options)
     reader = DiskReader(threads=options.threads)
@@ -250,6 +266,7 @@ CONTENDERS = {
     "resident": resident,
     "diffusers": diffusers_group,
     "accelerate": accelerate_disk,
+    "aircanvas": aircanvas,
     "ours": ours,
     "nothing": nothing_resident,
 }

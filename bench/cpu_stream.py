@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def measure(folder: Path, quick: bool) -> dict[str, float | int | bool]:
     nothing = run(folder, "nothing", *steps, "--slots", "4")
     if alone is None or nothing is None or None in theirs:
         raise RuntimeError("a contender that must fit did not")
+    # Not among our dependencies: measured where somebody installed it.
+    others = [run(folder, "aircanvas", *steps)] if find_spec("aircanvas") else []
     results = [nothing]
     for tenth in range(1, 11, 3 if quick else 1):
         result = run(folder, "ours", *steps, "--share", str(tenth / 10))
@@ -113,9 +116,15 @@ def measure(folder: Path, quick: bool) -> dict[str, float | int | bool]:
         results.append(result)
     after = best_rate(folder / WEIGHTS)
     diffusers, accelerate = (result for result in theirs if result is not None)
-    for result in (alone, diffusers, accelerate):
-        _print(result)
-    return _figures(alone, diffusers, accelerate, results, before, after)
+    for result in (alone, diffusers, accelerate, *others):
+        if result is not None:
+            _print(result)
+    figures = _figures(alone, diffusers, accelerate, results, before, after)
+    for other in others:
+        if other is not None:
+            figures["aircanvas_step_s"] = round(other.step_s, 4)
+            figures["aircanvas_equal"] = other.digest == alone.digest
+    return figures
 
 
 def _figures(
