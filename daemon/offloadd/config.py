@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.sizes import parse_duration_s, parse_size_bytes
-from offloadd.channel.specs import ModelSpec, model_spec
+from offloadd.channel.specs import ModelSpec, keep_alive_s, model_spec
 
 SYSTEM_FILE = Path("/etc/offloadd/offloadd.toml")
 ENVIRONMENT_PREFIX = "OFFLOADD_"
@@ -39,6 +39,13 @@ def _duration(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
+def _keep_alive(value: Any) -> Any:
+    try:
+        return keep_alive_s(value)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+
+
 def _mode(value: Any) -> Any:
     # In TOML, 0o660 is a number and "0660" what people know from chmod.
     try:
@@ -49,6 +56,7 @@ def _mode(value: Any) -> Any:
 
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0, allow_inf_nan=False)]
+KeepAlive = Annotated[float, BeforeValidator(_keep_alive)]
 Mode = Annotated[int, BeforeValidator(_mode), Field(ge=0o600, le=0o777)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda:[0-9]{1,3})$")]
 
@@ -72,7 +80,7 @@ class QueueSection(_Section):
     """How much may wait."""
 
     limit: int = Field(256, ge=1, description="jobs that may wait")
-    per_client_limit: int = Field(64, ge=1, description="jobs of one client that may wait")
+    per_user_limit: int = Field(64, ge=1, description="jobs of one user that may wait")
     max_bytes: Size = Field(1 << 30, description="bytes of all requests that wait")
     model_turn: Duration = Field(
         30.0, description="how long jobs on the loaded model go before older ones on others"
@@ -116,6 +124,30 @@ class StoreSection(_Section):
     )
 
 
+class JournalSection(_Section):
+    """How accepted jobs are written down."""
+
+    sync: Literal["normal", "full"] = Field(
+        "normal", description="normal outlives a killed daemon; full also a loss of power"
+    )
+
+
+class ClientsSection(_Section):
+    """What becomes of the jobs of clients that leave."""
+
+    lease: Duration = Field(
+        30.0, ge=10.0, description="how long a silent client's attached jobs go on"
+    )
+
+
+class HostingSection(_Section):
+    """How models stay in memory."""
+
+    keep_alive: KeepAlive = Field(
+        1800.0, description="how long an unused model stays; 0: not at all, forever: always"
+    )
+
+
 class LogSection(_Section):
     """What is written to standard error."""
 
@@ -134,6 +166,9 @@ class Config(_Section):
     limits: LimitsSection = LimitsSection()
     results: ResultsSection = ResultsSection()
     store: StoreSection = StoreSection()
+    journal: JournalSection = JournalSection()
+    clients: ClientsSection = ClientsSection()
+    hosting: HostingSection = HostingSection()
     log: LogSection = LogSection()
     models: tuple[ModelSpec, ...] = (BUILT_IN_MODEL,)
 

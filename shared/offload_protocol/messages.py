@@ -58,6 +58,10 @@ class Submit(Request, frozen=True):
     priority: int = 0
     queue_timeout_s: float | None = None
     run_timeout_s: float | None = None
+    detached: bool = False
+    """The job goes on when its clients have gone; otherwise it is then cancelled."""
+    keep_alive_s: float | None = None
+    """How long the model stays in memory after this job; below 0 for ever, 0 not at all."""
 
 
 class Fetch(Request, frozen=True):
@@ -107,6 +111,22 @@ class Unload(Request, frozen=True):
     name: str
 
 
+class Pin(Request, frozen=True):
+    """Loads a model and keeps it in memory until `Unpin`; for administrators."""
+
+    name: str
+
+
+class Unpin(Request, frozen=True):
+    """Lets a pinned model go as any other; for administrators."""
+
+    name: str
+
+
+class Drain(Request, frozen=True):
+    """Takes no new jobs any more, and answers when the last one has ended; for administrators."""
+
+
 REQUESTS: dict[str, type[Request]] = {
     request.__name__.lower(): request for request in Request.__subclasses__()
 }
@@ -151,6 +171,8 @@ class Progress(Answer, frozen=True):
     state: JobState
     position: int | None = None
     """Place in the queue, 1 is next; only while queued."""
+    starts_in_s: float | None = None
+    """An estimate of when it starts; only while queued."""
     step: int = 0
     steps: int = 0
     """As the pipeline's own progress bar counts; `steps` is 0 while unknown."""
@@ -206,6 +228,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     program: str = ""
     position: int | None = None
+    starts_in_s: float | None = None
     step: int = 0
     steps: int = 0
     submitted_at: float = 0.0
@@ -233,7 +256,7 @@ class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Each row of `models`, and the result of `load` and `unload`."""
+    """Each row of `models`, and the result of `load`, `unload`, `pin` and `unpin`."""
 
     name: str
     source: str = ""
@@ -244,6 +267,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     components: list[ComponentInfo] = []
     error: ErrorInfo | None = None
+    pinned: bool = False
+    expires_at: float | None = None
+    """When it leaves memory unless it is used, in seconds since the epoch; null: it stays."""
+    reason: str = ""
+    """Why it is in memory, or why it left."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

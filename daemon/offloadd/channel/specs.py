@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from offload_protocol.errors import InvalidRequest
+from offload_protocol.sizes import parse_duration_s
 
 OffloadMode = Literal["auto", "none", "model", "sequential", "group"]
 
@@ -52,6 +53,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     components: dict[str, OffloadSpec] = {}
     """Settings for single components, by name; the others follow `offload`."""
     preload: bool = False
+    keep_alive: float | None = None
+    """Seconds that it stays in memory unused; below 0 for ever; None: as the daemon has it."""
 
 
 _GROUP_ONLY = "belongs to `group`"
@@ -68,6 +71,8 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
             f"{name[:200]!r} is not a model name", hint="use 1 to 200 characters without spaces"
         )
     data = dict(options, name=name, source=source)
+    if "keep_alive" in data:
+        data["keep_alive"] = keep_alive_s(data["keep_alive"])
     if "offload" in data:
         data["offload"] = _offload_data(data["offload"])
     if isinstance(data.get("components"), dict):
@@ -82,6 +87,20 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
     for place, offload in [("offload", spec.offload), *spec.components.items()]:
         _check_offload(name, place, offload)
     return spec
+
+
+def keep_alive_s(value: Any) -> float:
+    """Seconds from a duration such as `5m`, from `forever`, or from a number, below 0 for ever.
+
+    Raises `InvalidRequest` for anything else.
+    """
+    if value == "forever":
+        return -1.0
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+        return -1.0
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InvalidRequest(f"{value!r} is no time to keep a model", hint="write 5m, 0 or forever")
+    return parse_duration_s(value)
 
 
 def _offload_data(value: Any) -> Any:

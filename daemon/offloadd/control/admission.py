@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from offload_protocol import codec, values
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.limits import Limits
 from offload_protocol.messages import Submit
 from offloadd.control.arguments import MAX_SEED, Bounds, check_arguments
+from offloadd.control.clocks import Clocks
+from offloadd.control.hosted_model import HostedModel
 from offloadd.control.jobs import Fingerprint, Job, Owner, job_key
-from offloadd.control.models import HostedModel, ModelTable
+from offloadd.control.models import ModelTable
 
 MAX_PRIORITY = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Where time and seeds come from."""
-
-    monotonic_s: Callable[[], float]
-    wall_s: Callable[[], float]
-    new_seed: Callable[[], int]
 
 
 class Admission:
@@ -46,6 +38,7 @@ class Admission:
         model = self._models.find(request.model)
         if model.described is None and model.error is not None:
             raise codec.to_exception(model.error)
+        self._models.check(model)
         job = Job(
             key=job_key(owner.uid, request.job),
             request=request,
@@ -75,6 +68,8 @@ def _check_numbers(request: Submit) -> None:
             f"the priority is {request.priority}",
             hint=f"it takes -{MAX_PRIORITY} to {MAX_PRIORITY}",
         )
+    if request.keep_alive_s is not None and request.keep_alive_s != request.keep_alive_s:
+        raise InvalidRequest("keep_alive_s is not a number", hint="give seconds, or -1 for ever")
     for name in ("queue_timeout_s", "run_timeout_s"):
         value = getattr(request, name)
         # Written so that a NaN is refused as well.

@@ -5,10 +5,14 @@ Invariants:
 - At most one job is on the worker. A message of the worker about any other job is out of date.
 - What is checked is checked before a job is queued, or, while its model is not described yet,
   before it is started.
+- A job may start before the journal has it, but nobody is told that it was accepted, or of its end,
+  before that. If the journal cannot take it, it never was.
+- Where a worker dies, its job goes back to the queue, unless it has caused `MAX_STRIKES` deaths.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from offload_protocol import codec
@@ -18,15 +22,23 @@ from offload_protocol.errors import (
     ErrorCode,
     IdConflict,
     OffloadError,
+    StorageFailed,
+    UnknownModel,
     WorkerCrashed,
 )
 from offload_protocol.messages import Submit
 from offloadd.channel.messages import CancelJob, JobEnded, JobProgressed, RunJob, ToWorker
 from offloadd.control.admission import Admission
+from offloadd.control.deaths import Death
 from offloadd.control.endings import Endings, Watchers
+from offloadd.control.estimates import Estimates, steps_of
+from offloadd.control.hosted_model import HostedModel
 from offloadd.control.jobs import Fingerprint, Job, Owner, check_id, fingerprint, job_key
-from offloadd.control.models import HostedModel, ModelTable
+from offloadd.control.journal.journal import Accepted, Journal
+from offloadd.control.models import ModelTable
 from offloadd.control.scheduler import Scheduler, Ticket
+
+MAX_STRIKES = 2
 
 
 class Dispatcher:
@@ -38,6 +50,7 @@ class Dispatcher:
         models: ModelTable,
         endings: Endings,
         admission: Admission,
+        journal: Journal,
         clock: Callable[[], float],
         watchers: Watchers,
         order: Callable[[ToWorker, Sequence[memoryview]], None],
@@ -48,19 +61,23 @@ class Dispatcher:
         self._models = models
         self._endings = endings
         self._admission = admission
+        self._journal = journal
         self._clock = clock
         self._watchers = watchers
         self._order = order
+        self._estimates = Estimates()
         self._has_worker = False
         self._refusal: OffloadError | None = None
         self._positions_are_old = False
+        self._all_ended: list[asyncio.Future[None]] = []
 
     # --- what clients ask -----------------------------------------------------------------------
 
     def submit(self, owner: Owner, request: Submit, frames: Sequence[memoryview]) -> Job:
-        """Accept a job, or find the one that was accepted before by the same id and request.
+        """Queue a job, or find the one that was queued before by the same id and request.
 
-        Raises `IdConflict`, `Busy`, what `refuse` was given, and what `Admission.admit` raises.
+        It is accepted when the journal has it: see `Job.when_written`. Raises `IdConflict`,
+        `Busy`, what `refuse` was given, and what `Admission.admit` raises.
         """
         check_id(request.job)
         key, mark = job_key(owner.uid, request.job), fingerprint(request, frames)
@@ -70,22 +87,29 @@ class Dispatcher:
         if self._refusal is not None:
             raise self._refusal
         job = self._admission.admit(owner, request, frames, mark)
-        now_s, wait_s = job.submitted_s, request.queue_timeout_s
-        ticket = Ticket(
-            job=key,
-            client=owner.client,
-            model=request.model,
-            submitted_s=now_s,
-            priority=request.priority,
-            deadline_s=None if wait_s is None else now_s + wait_s,
-            size_bytes=mark.size_bytes,
+        retry_after_s = max(self._estimates.typical_s, 1.0)
+        self._scheduler.add(self._ticket(job), retry_after_s)
+        job.number = self._journal.new_number()
+        accepted = Accepted(
+            *(job.number, owner.uid, owner.client, owner.program, request),
+            *(mark.digest, mark.size_bytes, job.seed, job.submitted_at),
         )
-        self._scheduler.add(ticket, retry_after_s=self._endings.retry_after_s)
+        self._journal.accept(accepted, frames, lambda error: self._written(job, error))
         self.table.add(job)
         job.position = len(self._scheduler)
         self._positions_are_old = True
         self._start_next()
         return job
+
+    def restore(self, job: Job) -> None:
+        """Queue a job that an earlier daemon accepted."""
+        job.is_written = True
+        self.table.add(job)
+        if self._models.get(job.request.model) is None:
+            self._finish(job, _not_hosted(job))
+        else:
+            self._scheduler.restore(self._ticket(job))
+            self._positions_are_old = True
 
     def cancel(self, job: Job, reason: OffloadError | None = None) -> None:
         """End a job; nothing happens to one that has ended."""
@@ -96,14 +120,30 @@ class Dispatcher:
             job.stopping = job.stopping or reason
             self._order(CancelJob(job=job.key), ())
 
+    def client_gone(self, client: str) -> None:
+        """A client will not come back: end the attached jobs that nobody else is attached to."""
+        for job in self.table.live():
+            if client in job.watchers:
+                job.watchers.discard(client)
+                if not job.watchers and not job.request.detached:
+                    self.cancel(job, Cancelled("the client that submitted the job has gone"))
+
     def refuse(self, error: OffloadError | None) -> None:
         """From now on, answer every new job with this error, or, with None, accept them again."""
         self._refusal = error
 
-    def end_waiting(self, error: OffloadError) -> None:
-        """End all jobs that wait and stop the one that runs."""
-        for job in self.table.live():
-            self.cancel(job, error)
+    def all_ended(self) -> asyncio.Future[None]:
+        """Done when no job is left that has not ended."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._all_ended.append(future)
+        self._tell_whether_all_ended()
+        return future
+
+    def close(self, error: OffloadError) -> None:
+        """Answer those who wait for the end of all jobs."""
+        all_ended, self._all_ended = self._all_ended, []
+        for future in all_ended:
+            future.set_exception(error)
 
     # --- what the worker says -------------------------------------------------------------------
 
@@ -112,13 +152,24 @@ class Dispatcher:
         self._has_worker = True
         self._start_next()
 
-    def worker_lost(self, cause: WorkerCrashed) -> None:
-        """The worker has died; the job it ran fails, unless it was to be stopped anyway."""
+    def worker_lost(self, death: Death) -> None:
+        """The worker has died: what it ran is to run again, or fails as the cause of it."""
         self._has_worker = False
-        job, self.running = self.running, None
-        if job is not None:
-            error = job.stopping or cause
-            self._finish(job, error)
+        job = self._take_running()
+        if job is None:
+            return
+        if death.is_own_fault:
+            job.strikes += 1
+            self._journal.strike(job.number, job.strikes)
+        if job.stopping is not None:
+            self._finish(job, job.stopping)
+        elif job.strikes >= MAX_STRIKES:
+            self._finish(job, death.error)
+        else:
+            self._endings.totals.requeued += 1
+            job.put_back()
+            self._scheduler.restore(self._ticket(job))
+            self._watchers.job_moved(job)
 
     def model_known(self, model: HostedModel) -> None:
         """A model was described, or cannot be: judge the jobs that wait for that."""
@@ -145,13 +196,15 @@ class Dispatcher:
         job = self.running
         if job is None or job.key != news.job:
             return
-        self.running = None
-        self._positions_are_old = True
-        if news.outcome is not None:
+        steps, took_s = steps_of(job.request.arguments), self._ran_s(job)
+        self._take_running()
+        if news.outcome is None:
+            self._finish(job, _reason(job, news))
+        elif not job.is_void:
+            self._estimates.note(job.request.model, steps, took_s)
             self._endings.complete(job, news.outcome, frames)
-        else:
-            self._endings.fail(job, _reason(job, news))
         self._start_next()
+        self._tell_whether_all_ended()
 
     # --- what time does -------------------------------------------------------------------------
 
@@ -178,11 +231,16 @@ class Dispatcher:
 
     def _tell_positions(self, now_s: float) -> None:
         self._positions_are_old = False
-        for position, key in enumerate(self._scheduler.order(now_s), 1):
-            job = self.table.get(key)
-            if job is not None and job.position != position:
-                job.position = position
+        busy_s = 0.0
+        if self.running is not None:
+            busy_s = max(self._expected_s(self.running) - self._ran_s(self.running), 0.0)
+        for place in self._scheduler.places(now_s, busy_s):
+            job = self.table.get(place.job)
+            if job is not None and job.position != place.position:
+                job.position, job.starts_in_s = place.position, place.starts_in_s
                 self._watchers.job_moved(job)
+            elif job is not None:
+                job.starts_in_s = place.starts_in_s
 
     # --- states ---------------------------------------------------------------------------------
 
@@ -200,6 +258,15 @@ class Dispatcher:
         job.watchers.add(owner.client)
         return job
 
+    def _written(self, job: Job, error: StorageFailed | None) -> None:
+        if error is not None:
+            self._scheduler.remove(job.key)
+            self._endings.disown(job)
+            if job is self.running:
+                self.cancel(job, error)
+        job.written(error)
+        self._tell_whether_all_ended()
+
     def _start_next(self) -> None:
         while self._has_worker and self.running is None:
             now_s = self._clock()
@@ -209,10 +276,13 @@ class Dispatcher:
             self._positions_are_old = True
             job, model = self.table.get(ticket.job), self._models.get(ticket.model)
             if job is None or model is None:
+                self._scheduler.stopped(ticket.job, 0.0)
                 continue
             try:
+                self._models.check(model)
                 self._admission.check(job, model)
             except OffloadError as error:
+                self._scheduler.stopped(ticket.job, 0.0)
                 self._finish(job, error)
             else:
                 self._start(job, model, now_s)
@@ -224,7 +294,7 @@ class Dispatcher:
     def _start(self, job: Job, model: HostedModel, now_s: float) -> None:
         self.running, job.started_s, job.position = job, now_s, None
         job.state = "loading"
-        if model.loaded is not None:
+        if model.loaded is not None and not model.is_unloading:
             job.state, job.running_since_s = "running", now_s
         order = RunJob(
             job=job.key,
@@ -233,12 +303,47 @@ class Dispatcher:
             seed=job.seed,
         )
         self._order(order, job.frames)
-        job.frames = ()
         self._watchers.job_moved(job)
+
+    def _take_running(self) -> Job | None:
+        job, self.running = self.running, None
+        if job is not None:
+            self._scheduler.stopped(job.key, self._ran_s(job))
+            self._positions_are_old = True
+        return job
 
     def _finish(self, job: Job, error: OffloadError) -> None:
         self._positions_are_old = True
-        self._endings.fail(job, error)
+        if not job.is_void:
+            self._endings.fail(job, error)
+        self._tell_whether_all_ended()
+
+    def _tell_whether_all_ended(self) -> None:
+        if self._all_ended and not self.table.has_live():
+            all_ended, self._all_ended = self._all_ended, []
+            for future in all_ended:
+                if not future.done():
+                    future.set_result(None)
+
+    def _ticket(self, job: Job) -> Ticket:
+        request, wait_s = job.request, job.request.queue_timeout_s
+        return Ticket(
+            job=job.key,
+            user=str(job.owner.uid),
+            program=job.owner.program,
+            model=request.model,
+            submitted_s=job.submitted_s,
+            priority=request.priority,
+            deadline_s=None if wait_s is None else job.submitted_s + wait_s,
+            size_bytes=job.fingerprint.size_bytes,
+            expected_s=self._expected_s(job),
+        )
+
+    def _expected_s(self, job: Job) -> float:
+        return self._estimates.expected_s(job.request.model, steps_of(job.request.arguments))
+
+    def _ran_s(self, job: Job) -> float:
+        return 0.0 if job.started_s is None else self._clock() - job.started_s
 
 
 def _reason(job: Job, news: JobEnded) -> OffloadError:
@@ -247,3 +352,10 @@ def _reason(job: Job, news: JobEnded) -> OffloadError:
     error = codec.to_exception(news.error)
     # The worker knows that it was to stop, and we know why.
     return job.stopping or error if error.code is ErrorCode.CANCELLED else error
+
+
+def _not_hosted(job: Job) -> UnknownModel:
+    return UnknownModel(
+        f"the model {job.request.model!r} is no longer hosted here",
+        hint="host it again, and submit the job under a new id",
+    )

@@ -1,4 +1,8 @@
-"""What the end of a job brings about: its result is kept, it is counted, its watchers are told."""
+"""What the end of a job brings about: it is written down, its result kept, its watchers told.
+
+They are told once the journal has it, so that what a client has seen is not forgotten; where the
+journal cannot take it, they are told all the same.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,13 @@ from typing import Protocol
 import msgspec
 
 from offload_protocol import codec
-from offload_protocol.errors import Cancelled, OffloadError
+from offload_protocol.errors import Cancelled, OffloadError, StorageFailed
 from offload_protocol.messages import Finished, Outcome
+from offloadd.control.clocks import Clocks
 from offloadd.control.jobs import Job, JobTable
-from offloadd.control.results import Results, encoded
-
-FIRST_GUESS_S = 5.0
-"""How long a job takes, before one has ended."""
-
-WEIGHT_OF_LATEST = 0.2
+from offloadd.control.journal.frames import FrameFile
+from offloadd.control.journal.journal import EndedJob, Journal
+from offloadd.control.results import Result, Results, encoded
 
 _log = logging.getLogger(__name__)
 
@@ -40,36 +42,59 @@ class Totals:
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
+    requeued: int = 0
 
 
 class Endings:
-    """Ends jobs, each once. `on_unused` is called with a model that no job needs any longer."""
+    """Ends jobs, each once; `on_ended` is called with each."""
 
     def __init__(
         self,
-        results: Results,
+        results_max_bytes: int,
         keep_s: float,
-        clock: Callable[[], float],
+        clocks: Clocks,
+        journal: Journal,
         watchers: Watchers,
-        on_unused: Callable[[str], None],
+        on_ended: Callable[[Job], None],
     ) -> None:
         self.table = JobTable()
         self.totals = Totals()
-        self._results = results
+        self.results = Results(results_max_bytes, self._gave_way)
         self._keep_s = keep_s
-        self._clock = clock
+        self._clock = clocks.monotonic_s
+        self._wall_clock = clocks.wall_s
+        self._journal = journal
         self._watchers = watchers
-        self._on_unused = on_unused
-        self._typical_s = FIRST_GUESS_S
+        self._on_ended = on_ended
 
-    @property
-    def retry_after_s(self) -> float:
-        """When a place in a full queue is likely to be free: after a typical job."""
-        return max(self._typical_s, 1.0)
+    def recover(self, job: Job, ended: EndedJob) -> None:
+        """Remember a job that ended before this daemon started."""
+        job.state = ended.state
+        job.ended_s = min(self._clock() - (self._wall_clock() - ended.ended_at), self._clock())
+        job.is_written = job.end_is_written = True
+        job.release_request()
+        self.table.add(job)
+        if ended.body is not None:
+            result = Result(job.request.job, ended.body, ended.frames, ended.file)
+            self.results.keep(job.key, result)
+        for key in self.table.ended(job):
+            self._forget(key)
 
     def has_result(self, job: Job) -> bool:
         """The job's end is still kept."""
-        return self._results.get(job.key) is not None
+        return job.key in self.results
+
+    def disown(self, job: Job) -> None:
+        """A job could not be written down, so it never was."""
+        job.is_void = True
+        self.table.remove(job.key)
+        self.results.drop(job.key)
+
+    def taken(self, job: Job) -> None:
+        """A client has the result; what stays is the memory of its id."""
+        if job.key in self.results:
+            self.results.drop(job.key)
+            self._journal.taken(job.number, self._wall_clock())
 
     def complete(self, job: Job, outcome: Outcome, frames: Sequence[bytes]) -> None:
         """The job has made something."""
@@ -95,18 +120,14 @@ class Endings:
             self._forget(key)
 
     def _end(self, job: Job, finished: Finished, frames: Sequence[bytes]) -> None:
-        now_s = self._clock()
-        job.state, job.ended_s, job.position = finished.state, now_s, None
+        job.state, job.ended_s, job.position = finished.state, self._clock(), None
         job.release_request()
-        if job.started_s is not None:
-            took_s = now_s - job.started_s
-            self._typical_s += WEIGHT_OF_LATEST * (took_s - self._typical_s)
-        self._results.keep(job.key, encoded(finished, frames))
+        result = encoded(finished, frames)
+        self.results.keep(job.key, result)
         for key in self.table.ended(job):
             self._forget(key)
-        self._watchers.job_finished(job)
-        if not self.table.uses(job.request.model):
-            self._on_unused(job.request.model)
+        self._write(job, result)
+        self._on_ended(job)
         _log.info(
             "job %s of uid %d on %s: %s",
             job.request.job,
@@ -115,6 +136,28 @@ class Endings:
             finished.error.message if finished.error else "done",
         )
 
+    def _write(self, job: Job, result: Result) -> None:
+        file: FrameFile | None = None
+
+        def written(error: StorageFailed | None) -> None:
+            job.end_is_written = True
+            self._watchers.job_finished(job)
+            if file is not None and error is None:
+                self.results.is_on_disk(job.key, file)
+
+        file = self._journal.end(
+            *(job.number, job.request, job.state, self._wall_clock()),
+            *(result.body, result.frames, written),
+        )
+
+    def _gave_way(self, key: str, new: Result) -> None:
+        job = self.table.get(key)
+        if job is not None:
+            self._journal.replace_result(job.number, new.body)
+
     def _forget(self, key: str) -> None:
-        self.table.remove(key)
-        self._results.drop(key)
+        job = self.table.get(key)
+        if job is not None:
+            self.table.remove(key)
+            self.results.drop(key)
+            self._journal.forget(job.number)

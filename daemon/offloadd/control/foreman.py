@@ -17,10 +17,13 @@ from offloadd.channel.messages import (
     ModelUnloaded,
     WorkerNews,
 )
+from offloadd.control.deaths import Death
 from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.keep_alive import KeepAlive
 from offloadd.control.memory import HostMemory
 from offloadd.control.models import ModelTable
 from offloadd.control.scheduler import Scheduler
+from offloadd.control.switching import Costs
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ class Foreman:
         dispatcher: Dispatcher,
         scheduler: Scheduler,
         memory: HostMemory,
+        keep_alive: KeepAlive,
+        costs: Costs,
         on_ready: Callable[[DeviceReport], None],
         on_lost: Callable[[WorkerCrashed], None],
     ) -> None:
@@ -42,6 +47,8 @@ class Foreman:
         self._dispatcher = dispatcher
         self._scheduler = scheduler
         self._memory = memory
+        self._keep_alive = keep_alive
+        self._costs = costs
         self._on_ready = on_ready
         self._on_lost = on_lost
 
@@ -52,13 +59,13 @@ class Foreman:
         self._dispatcher.worker_ready()
         self._on_ready(report)
 
-    def on_worker_lost(self, cause: WorkerCrashed) -> None:
+    def on_worker_lost(self, death: Death) -> None:
         """The worker has died."""
         self.device = None
         self._memory.worker_lost()
-        self._models.worker_lost(cause)
-        self._dispatcher.worker_lost(cause)
-        self._on_lost(cause)
+        self._models.worker_lost(death.error)
+        self._dispatcher.worker_lost(death)
+        self._on_lost(death.error)
 
     def on_worker_news(self, news: WorkerNews, frames: list[bytes]) -> None:
         """A worker says something."""
@@ -80,6 +87,9 @@ class Foreman:
                 self._models.described(news)
             case ModelLoaded():
                 self._models.loaded(news)
+                self._keep_alive.model_loaded(news.name)
+                loaded_bytes = sum(component.bytes for component in news.components)
+                self._costs.note_load(loaded_bytes, news.loading_s)
             case ModelFailed():
                 self._models.failed(news)
             case ModelUnloaded():

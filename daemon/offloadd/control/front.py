@@ -23,7 +23,8 @@ from offload_protocol.messages import (
     Reply,
     Welcome,
 )
-from offloadd.control.handlers import Answer, Handlers, Result
+from offloadd.control.handlers import Answer, Handlers, OnceWritten, Result
+from offloadd.control.leases import Leases
 from offloadd.control.router import Connection
 from offloadd.control.sessions import Sessions
 
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Front:
-    """The `Receiver` of the router. `on_left` is called with a client that has gone."""
+    """The `Receiver` of the router. `leases` is told who comes and goes."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Front:
         daemon_version: str,
         instance: str,
         clock: Callable[[], float],
-        on_left: Callable[[str], None],
+        leases: Leases,
     ) -> None:
         self.protocol_errors_total = 0
         self._sessions = sessions
@@ -50,7 +51,7 @@ class Front:
         self._daemon_version = daemon_version
         self._instance = instance
         self._clock = clock
-        self._on_left = on_left
+        self._leases = leases
 
     def on_message(self, connection: Connection, frames: list[memoryview]) -> None:
         """Answer a message."""
@@ -73,6 +74,9 @@ class Front:
         else:
             if isinstance(answer, asyncio.Future):
                 answer.add_done_callback(partial(self._answer_later, connection, request.rid))
+            elif isinstance(answer, OnceWritten):
+                settle = partial(self._answer_written, connection, request.rid, answer.result)
+                answer.job.when_written(settle)
             else:
                 self._reply(connection, request.rid, answer)
 
@@ -80,7 +84,7 @@ class Front:
         """A client's connection has ended."""
         session = self._sessions.leave(connection)
         if session is not None:
-            self._on_left(session.client)
+            self._leases.left(session.client, self._clock())
 
     def on_writable(self) -> None:
         """Some client has read."""
@@ -91,7 +95,8 @@ class Front:
         self.protocol_errors_total += 1
 
     def _welcome(self, connection: Connection, hello: Hello) -> Welcome:
-        self._sessions.introduce(connection, hello, self._clock())
+        session = self._sessions.introduce(connection, hello, self._clock())
+        self._leases.came(session.client)
         return Welcome(
             version=PROTOCOL_VERSION,
             daemon_version=self._daemon_version,
@@ -109,10 +114,25 @@ class Front:
         self._sessions.answer(connection, Error(rid=rid, error=codec.error_info(error)))
 
     def _answer_later(
-        self, connection: Connection, rid: int, answer: asyncio.Future[ModelInfo]
+        self,
+        connection: Connection,
+        rid: int,
+        answer: asyncio.Future[ModelInfo] | asyncio.Future[None],
     ) -> None:
         error = answer.exception()
         if isinstance(error, OffloadError):
             self._refuse(connection, rid, error)
         else:
-            self._reply(connection, rid, answer.result())
+            self._reply(connection, rid, answer.result() or {})
+
+    def _answer_written(
+        self,
+        connection: Connection,
+        rid: int,
+        result: Callable[[], Result],
+        error: OffloadError | None,
+    ) -> None:
+        if error is not None:
+            self._refuse(connection, rid, error)
+        else:
+            self._reply(connection, rid, result())

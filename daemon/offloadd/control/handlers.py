@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from offload_protocol.errors import InvalidRequest, OffloadError, UnknownJob
+from offload_protocol.errors import InvalidRequest, OffloadError, ShuttingDown, UnknownJob
 from offload_protocol.messages import (
     Cancel,
+    Drain,
     Fetch,
     JobInfo,
     JobList,
@@ -20,25 +22,37 @@ from offload_protocol.messages import (
     ModelInfo,
     ModelList,
     Models,
+    Pin,
     Ping,
     Request,
     Stats,
     Submit,
     Taken,
     Unload,
+    Unpin,
 )
 from offloadd.channel.specs import ModelSpec, model_spec
 from offloadd.config import checked_source
 from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.endings import Endings
 from offloadd.control.jobs import MAX_LISTED, Job, Owner
 from offloadd.control.models import ModelTable
-from offloadd.control.results import Results
 from offloadd.control.roles import Roles
 from offloadd.control.sessions import Session, Sessions
 
 Frames = Sequence[memoryview]
 Result = msgspec.Struct | dict[str, Any]
-Answer = Result | asyncio.Future[ModelInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class OnceWritten:
+    """A result that is told when the journal holds the job, or the error that it met there."""
+
+    job: Job
+    result: Callable[[], Result]
+
+
+Answer = Result | OnceWritten | asyncio.Future[ModelInfo] | asyncio.Future[None]
 """A result, or one that comes later."""
 
 
@@ -50,7 +64,7 @@ class Handlers:
         sessions: Sessions,
         dispatcher: Dispatcher,
         models: ModelTable,
-        results: Results,
+        endings: Endings,
         roles: Roles,
         clock: Callable[[], float],
         stats: Callable[[Session], dict[str, Any]],
@@ -58,11 +72,12 @@ class Handlers:
         self._sessions = sessions
         self._dispatcher = dispatcher
         self._models = models
-        self._results = results
+        self._endings = endings
         self._roles = roles
         self._clock = clock
         self._stats = stats
         self._refusal: OffloadError | None = None
+        self.is_draining = False
         self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer]] = {
             Ping: self._ping,
             Submit: self._submit,
@@ -74,6 +89,9 @@ class Handlers:
             Models: self._show_models,
             Load: self._load,
             Unload: self._unload,
+            Pin: self._pin,
+            Unpin: self._unpin,
+            Drain: self._drain,
         }
 
     def handle(self, session: Session, request: Request, frames: Frames) -> Answer:
@@ -87,14 +105,14 @@ class Handlers:
     def _ping(self, session: Session, request: Ping, frames: Frames) -> Result:
         return {}
 
-    def _submit(self, session: Session, request: Submit, frames: Frames) -> Result:
+    def _submit(self, session: Session, request: Submit, frames: Frames) -> Answer:
         owner = Owner(session.uid, session.client, session.program)
         job = self._dispatcher.submit(owner, request, frames)
-        return self._attached(session, job)
+        return OnceWritten(job, lambda: self._attached(session, job))
 
     def _fetch(self, session: Session, request: Fetch, frames: Frames) -> Result:
         job = self._find(session, request.job)
-        if job.is_final and self._results.get(job.key) is None:
+        if job.is_final and not self._endings.has_result(job):
             raise UnknownJob(f"the job {request.job!r} has ended and its result was taken")
         job.watchers.add(session.client)
         return self._attached(session, job)
@@ -102,7 +120,7 @@ class Handlers:
     def _taken(self, session: Session, request: Taken, frames: Frames) -> Result:
         job = self._find(session, request.job)
         if job.is_final:
-            self._results.drop(job.key)
+            self._endings.taken(job)
         return {}
 
     def _cancel(self, session: Session, request: Cancel, frames: Frames) -> Result:
@@ -139,12 +157,35 @@ class Handlers:
         model = self._models.find(request.name)
         return self._models.unload(model, self._dispatcher.table.uses(request.name))
 
+    def _pin(self, session: Session, request: Pin, frames: Frames) -> Answer:
+        self._roles.require(session.connection.peer, "pinning a model")
+        self._check_changes()
+        return self._models.pin(self._models.find(request.name))
+
+    def _unpin(self, session: Session, request: Unpin, frames: Frames) -> Answer:
+        self._roles.require(session.connection.peer, "unpinning a model")
+        model = self._models.find(request.name)
+        self._models.unpin(model)
+        return model.info()
+
+    def _drain(self, session: Session, request: Drain, frames: Frames) -> Answer:
+        self._roles.require(session.connection.peer, "draining the daemon")
+        self.is_draining = True
+        self._dispatcher.refuse(
+            ShuttingDown(
+                "the daemon takes no new jobs: an administrator drains it",
+                hint="submit the job again when it has been restarted",
+            )
+        )
+        return self._dispatcher.all_ended()
+
     def _check_changes(self) -> None:
         if self._refusal is not None:
             raise self._refusal
 
     def _attached(self, session: Session, job: Job) -> JobInfo:
-        if job.is_final:
+        # An end that is still being written is told by that.
+        if job.is_final and job.end_is_written:
             # After the answer, so that the client knows the job when its end arrives.
             asyncio.get_running_loop().call_soon(
                 self._sessions.push_finished, session.client, job.key

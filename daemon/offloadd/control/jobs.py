@@ -6,7 +6,7 @@ A job's id is its client's; ids of different users never meet, so the key holds 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -53,8 +53,13 @@ class Job:
     submitted_at: float
     submitted_s: float
     seed: int
+    number: int = 0
+    """Its row in the journal."""
+    strikes: int = 0
+    """How often the worker died of itself while this job held the turn."""
     state: JobState = "queued"
     position: int | None = None
+    starts_in_s: float | None = None
     step: int = 0
     steps: int = 0
     started_s: float | None = None
@@ -65,12 +70,38 @@ class Job:
     stopping: OffloadError | None = None
     """Why the worker was told to end it; what the client is told if that is how it ends."""
     watchers: set[str] = field(default_factory=set)
-    """Clients that are told of its progress and its end."""
+    """Clients that are attached to it: they are told of its progress and its end."""
+    is_written: bool = False
+    """The journal holds it, so that it counts as accepted."""
+    is_void: bool = False
+    """The journal could not take it: whatever becomes of it, nobody is told."""
+    end_is_written: bool = False
+    """Its watchers have been told of its end."""
+    awaiting: list[Callable[[OffloadError | None], None]] = field(default_factory=list)
 
     @property
     def is_final(self) -> bool:
         """It has ended."""
         return self.state in FINAL_STATES
+
+    def when_written(self, call: Callable[[OffloadError | None], None]) -> None:
+        """Call when the journal holds the job, or at once, or with why it does not."""
+        if self.is_written:
+            call(None)
+        else:
+            self.awaiting.append(call)
+
+    def written(self, error: OffloadError | None) -> None:
+        """The journal holds the job, or cannot."""
+        self.is_written, self.is_void = error is None, error is not None
+        awaiting, self.awaiting = self.awaiting, []
+        for call in awaiting:
+            call(error)
+
+    def put_back(self) -> None:
+        """It is to run once more, from the beginning."""
+        self.state, self.step, self.steps = "queued", 0, 0
+        self.started_s = self.running_since_s = None
 
     def release_request(self) -> None:
         """Let go of what was asked; the fingerprint stays to know it by."""
@@ -96,6 +127,7 @@ class Job:
             state=self.state,
             program=self.owner.program,
             position=self.position if self.state == "queued" else None,
+            starts_in_s=self.starts_in_s if self.state == "queued" else None,
             step=self.step,
             steps=self.steps,
             submitted_at=self.submitted_at,
@@ -152,6 +184,10 @@ class JobTable:
     def live(self) -> list[Job]:
         """The jobs that have not ended."""
         return list(self._live.values())
+
+    def has_live(self) -> bool:
+        """Some job has not ended."""
+        return bool(self._live)
 
     def remove(self, key: str) -> None:
         """Forget a job."""

@@ -1,19 +1,27 @@
 """The hosted models as the control plane knows them: what they are, where they stand, who waits.
 
 A model is loaded once however many ask for it, and one that was loaded on purpose is loaded again
-when a new worker takes over; but not one whose loading the old worker died of.
+when a new worker takes over; but not one whose loading the old worker died of. After a load that
+failed, jobs are refused for a while that doubles with each failure in a row; who asks for the load
+itself has put something right, and is not kept waiting. Each coming and going has its reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from offload_protocol import codec
-from offload_protocol.errors import Cancelled, InvalidRequest, OffloadError, UnknownModel
-from offload_protocol.messages import ErrorInfo, ModelInfo
+from offload_protocol.errors import (
+    Cancelled,
+    ErrorCode,
+    InvalidRequest,
+    OffloadError,
+    UnknownModel,
+)
+from offload_protocol.messages import ErrorInfo
 from offloadd.channel.messages import (
     LoadModel,
     ModelDescribed,
@@ -25,65 +33,33 @@ from offloadd.channel.messages import (
     UnloadModel,
 )
 from offloadd.channel.specs import ModelSpec
+from offloadd.control.hosted_model import HostedModel, Waiter
 
-Waiter = asyncio.Future[ModelInfo]
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 300.0
+"""How long jobs on a model are refused after its loading failed: at first, and at most."""
 
-
-@dataclass(slots=True, eq=False)
-class HostedModel:
-    """One model; `configured` says that it comes from the configuration and is never forgotten."""
-
-    spec: ModelSpec
-    configured: bool
-    described: ModelDescribed | None = None
-    loaded: ModelLoaded | None = None
-    error: ErrorInfo | None = None
-    is_registered: bool = False
-    """The present worker has described it, so that it can be loaded and jobs can run."""
-    is_loading: bool = False
-    is_wanted: bool = False
-    """It was loaded on purpose, so it comes back with a new worker."""
-    is_leaving: bool = False
-    """It takes no new jobs and is forgotten once its last one has ended."""
-    load_waiters: list[Waiter] = field(default_factory=list)
-    unload_waiters: list[Waiter] = field(default_factory=list)
-
-    def info(self) -> ModelInfo:
-        """The model as it is shown."""
-        described, loaded = self.described, self.loaded
-        components = loaded.components if loaded else described.components if described else []
-        return ModelInfo(
-            name=self.spec.name,
-            source=self.spec.source,
-            pipeline=described.pipeline if described else "",
-            state=(
-                "ready"
-                if loaded
-                else "loading"
-                if self.is_loading
-                else "failed"
-                if self.error
-                else "registered"
-            ),
-            offload=(
-                loaded.offload
-                if loaded
-                else described.offload
-                if described
-                else self.spec.offload.mode
-            ),
-            dtype=described.dtype if described else self.spec.dtype,
-            bytes=sum(component.bytes for component in components),
-            components=components,
-            error=self.error,
-        )
+_log = logging.getLogger(__name__)
 
 
 class ModelTable:
-    """All hosted models. `order` hands a message to the worker, and is not called without one."""
+    """All hosted models. `order` hands a message to the worker, and is not called without one.
 
-    def __init__(self, configured: Iterable[ModelSpec], order: Callable[[ToWorker], None]) -> None:
+    `on_hosted` and `on_forgotten` are called with models that come and go beside the configuration.
+    """
+
+    def __init__(
+        self,
+        configured: Iterable[ModelSpec],
+        order: Callable[[ToWorker], None],
+        clock: Callable[[], float],
+        on_hosted: Callable[[ModelSpec], None] = lambda spec: None,
+        on_forgotten: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self._order = order
+        self._clock = clock
+        self._on_hosted = on_hosted
+        self._on_forgotten = on_forgotten
         self._has_worker = False
         self._models = {
             spec.name: HostedModel(spec, configured=True, is_wanted=spec.preload)
@@ -110,6 +86,28 @@ class ModelTable:
         """The model of that name, even if it is leaving."""
         return self._models.get(name)
 
+    def restore(self, spec: ModelSpec) -> None:
+        """Know a model that came by `load` to an earlier daemon; the configuration goes first."""
+        if spec.name in self._models:
+            self._on_forgotten(spec.name)
+        else:
+            self._models[spec.name] = HostedModel(spec, configured=False)
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """The models that stay in memory whatever comes."""
+        return frozenset(name for name, model in self._models.items() if model.is_pinned)
+
+    def check(self, model: HostedModel) -> None:
+        """Raise why a model cannot be loaded, for a while after that failed."""
+        wait_s = model.retry_at_s - self._clock()
+        if model.error is not None and wait_s > 0:
+            error = codec.to_exception(model.error)
+            hint = f"loading is tried again in {wait_s:.0f} s, or at once by `offloadctl load`"
+            raise type(error)(
+                error.message, hint=hint, details={**error.details, "retry_after_s": wait_s}
+            )
+
     # --- what clients ask -----------------------------------------------------------------------
 
     def host(self, spec: ModelSpec) -> HostedModel:
@@ -126,6 +124,7 @@ class ModelTable:
         if model is not None and model.error and not model.configured and model.spec != spec:
             self._tell(UnloadModel(name=spec.name, forget=True))
             del self._models[spec.name]
+            self._on_forgotten(spec.name)
             model = None
         if model is not None and model.spec != spec:
             raise InvalidRequest(
@@ -135,6 +134,7 @@ class ModelTable:
             )
         if model is None:
             model = self._models[spec.name] = HostedModel(spec, configured=False)
+            self._on_hosted(spec)
             self._tell(Register(spec=spec))
         return model
 
@@ -142,7 +142,7 @@ class ModelTable:
         """Load a model, or join those who wait for it; the future gives it when it is ready."""
         waiter = _new_waiter()
         model.is_wanted = True
-        if model.loaded is not None:
+        if model.loaded is not None and not model.is_unloading:
             waiter.set_result(model.info())
             return waiter
         model.load_waiters.append(waiter)
@@ -158,13 +158,29 @@ class ModelTable:
                 self._tell(Register(spec=model.spec))
         return waiter
 
+    def pin(self, model: HostedModel) -> Waiter:
+        """Load a model and keep it in memory; the future gives it when it is ready."""
+        model.is_pinned = True
+        return self.load(model)
+
+    def unpin(self, model: HostedModel) -> None:
+        """Let a model go as any other."""
+        model.is_pinned = False
+
+    def let_go(self, model: HostedModel, reason: str) -> None:
+        """Take a model out of memory that nobody uses; `reason` is for the log and for people."""
+        model.idle_until_s = model.expires_at = None
+        if model.loaded is not None and not model.is_unloading and self._has_worker:
+            model.is_wanted = False
+            self._order_unload(model, forget=False, reason=reason)
+
     def unload(self, model: HostedModel, is_used: bool) -> Waiter:
         """Take a model out of memory; the future gives it when it is gone.
 
         One that came by `load` is forgotten too, after the jobs that use it.
         """
         waiter = _new_waiter()
-        model.is_wanted = False
+        model.is_wanted = model.is_pinned = False
         model.is_leaving = not model.configured
         model.unload_waiters.append(waiter)
         if model.is_loading and not model.is_registered:
@@ -172,7 +188,7 @@ class ModelTable:
         if not self._has_worker:
             self._unloaded(model)
         elif model.configured or not is_used:
-            self._order(UnloadModel(name=model.spec.name, forget=model.is_leaving))
+            self._order_unload(model, forget=model.is_leaving, reason="left: a client unloaded it")
         return waiter
 
     def unused(self, name: str) -> None:
@@ -181,7 +197,7 @@ class ModelTable:
         if model is None or not model.is_leaving:
             return
         if self._has_worker:
-            self._order(UnloadModel(name=name, forget=True))
+            self._order_unload(model, forget=True, reason="left: a client unloaded it")
         else:
             self._unloaded(model)
 
@@ -204,7 +220,11 @@ class ModelTable:
         """
         had_worker, self._has_worker = self._has_worker, False
         for model in list(self._models.values()):
-            was_registered, model.is_registered, model.loaded = model.is_registered, False, None
+            was_registered, model.is_registered = model.is_registered, False
+            if model.loaded is not None:
+                model.loaded, model.reason = None, f"left: {error.message}"
+            model.is_unloading = False
+            model.idle_until_s = model.expires_at = None
             if model.is_loading and had_worker and was_registered:
                 model.is_wanted = False
                 self._failed(model, codec.error_info(error))
@@ -223,6 +243,8 @@ class ModelTable:
         model = self._models.get(news.name)
         if model is None:
             return
+        model.reason = "pinned" if model.is_pinned else "loaded" if model.is_wanted else "for a job"
+        model.failures = 0
         model.loaded, model.error, model.is_loading = news, None, False
         for waiter in _taken(model.load_waiters):
             waiter.set_result(model.info())
@@ -233,6 +255,7 @@ class ModelTable:
         if model is None:
             return
         was_loading = model.is_loading
+        model.is_unloading = False
         self._failed(model, news.error)
         if not was_loading:
             for waiter in _taken(model.unload_waiters):
@@ -254,15 +277,25 @@ class ModelTable:
         if self._has_worker:
             self._order(message)
 
+    def _order_unload(self, model: HostedModel, forget: bool, reason: str) -> None:
+        _log.info("model %s %s", model.spec.name, reason)
+        model.reason, model.is_unloading = reason, True
+        self._order(UnloadModel(name=model.spec.name, forget=forget))
+
     def _failed(self, model: HostedModel, error: ErrorInfo) -> None:
         model.error, model.is_loading, model.loaded = error, False, None
+        if error.code != ErrorCode.CANCELLED:
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(model.failures, 30), LONGEST_PAUSE_S)
+            model.failures += 1
+            model.retry_at_s = self._clock() + pause_s
         for waiter in _taken(model.load_waiters):
             waiter.set_exception(codec.to_exception(error))
 
     def _unloaded(self, model: HostedModel) -> None:
-        model.loaded = None
+        model.loaded, model.is_unloading = None, False
         if model.is_leaving:
             self._models.pop(model.spec.name, None)
+            self._on_forgotten(model.spec.name)
             for waiter in _taken(model.load_waiters):
                 waiter.set_exception(_unloaded_meanwhile(model))
         for waiter in _taken(model.unload_waiters):

@@ -1,17 +1,19 @@
 """Ends of jobs, kept until they are taken, until their time is up, or until the room is used up.
 
 The bytes of all of them stay within one bound, of which only the newest may be larger by itself;
-the oldest gives way with an error in its place that says so, and never silently.
+the oldest gives way with an error in its place that says so, and never silently. Large ones are on
+disk as soon as the journal has written them, and are read for each delivery.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from offload_protocol import codec
 from offload_protocol.errors import StorageFailed
 from offload_protocol.messages import Finished
+from offloadd.control.journal.frames import Frame, FrameFile
 
 SLIGHT_BYTES = 4096
 """An end of at most this size does not give way: the errors put in place of others are such."""
@@ -23,24 +25,30 @@ class Result:
 
     job: str
     body: bytes
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[Frame, ...] = ()
+    file: FrameFile | None = None
+    """Where the frames are instead."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of body and frames."""
-        return len(self.body) + sum(len(frame) for frame in self.frames)
+        """Bytes of body and frames, wherever they are."""
+        on_disk = self.file.size_bytes if self.file is not None else 0
+        return len(self.body) + on_disk + sum(len(frame) for frame in self.frames)
 
 
-def encoded(finished: Finished, frames: Sequence[bytes] = ()) -> Result:
+def encoded(finished: Finished, frames: Sequence[Frame] = ()) -> Result:
     """A `Finished` as it is kept and sent."""
     return Result(finished.job, codec.encode(finished), tuple(frames))
 
 
 class Results:
-    """Results by job key, oldest first."""
+    """Results by job key, oldest first; `on_replaced` is called with one that gave way."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(
+        self, max_bytes: int, on_replaced: Callable[[str, Result], None] = lambda key, new: None
+    ) -> None:
         self._max_bytes = max_bytes
+        self._on_replaced = on_replaced
         self._kept: dict[str, Result] = {}
         self.kept_bytes = 0
         self.evicted_total = 0
@@ -58,9 +66,25 @@ class Results:
             if other != key and self._kept[other].size_bytes > SLIGHT_BYTES:
                 self._give_up(other)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
     def get(self, key: str) -> Result | None:
-        """The kept end of a job, or None where there is none (any more)."""
-        return self._kept.get(key)
+        """The kept end of a job with its frames, or None where there is none (any more)."""
+        result = self._kept.get(key)
+        if result is None or result.file is None:
+            return result
+        try:
+            return replace(result, file=None, frames=result.file.read())
+        except StorageFailed as error:
+            self._replace(key, error)
+            return self._kept[key]
+
+    def is_on_disk(self, key: str, file: FrameFile) -> None:
+        """The frames of a kept result have been written: memory no longer holds them."""
+        result = self._kept.get(key)
+        if result is not None and result.frames:
+            self._kept[key] = replace(result, file=file, frames=())
 
     def drop(self, key: str) -> None:
         """Forget a job's end, if it is kept."""
@@ -73,14 +97,18 @@ class Results:
         self.kept_bytes += result.size_bytes
 
     def _give_up(self, key: str) -> None:
-        lost = self._kept[key]
-        self.drop(key)
+        lost_bytes = self._kept[key].size_bytes
         error = StorageFailed(
-            f"the result ({lost.size_bytes} bytes) was not taken in time and gave way to newer "
+            f"the result ({lost_bytes} bytes) was not taken in time and gave way to newer "
             f"ones: together they may have {self._max_bytes} bytes",
             hint="take results sooner, or raise results.max_bytes",
         )
-        self._put(
-            key, encoded(Finished(job=lost.job, state="failed", error=codec.error_info(error)))
-        )
+        self._replace(key, error)
         self.evicted_total += 1
+
+    def _replace(self, key: str, error: StorageFailed) -> None:
+        job = self._kept[key].job
+        self.drop(key)
+        finished = Finished(job=job, state="failed", error=codec.error_info(error))
+        self._put(key, encoded(finished))
+        self._on_replaced(key, self._kept[key])

@@ -34,10 +34,10 @@ SEND_HIGH_WATER_MESSAGES = 64
 
 RECEIVE_HIGH_WATER_MESSAGES = 64
 
-HEARTBEAT_INTERVAL_MS = 5_000
-HEARTBEAT_TIMEOUT_MS = 15_000
-"""A peer whose machine or process stands still is dropped after this; the io thread answers, so a
-client that is busy in its own code stays."""
+HEARTBEAT_INTERVAL_MS = 2_000
+LEAST_HEARTBEAT_TIMEOUT_MS = 3_000
+"""A peer whose machine or process stands still is dropped; the io thread answers, so a client that
+is busy in its own code stays."""
 
 FAREWELL_MS = 1_000
 """How long closing waits for the last messages to leave."""
@@ -94,7 +94,8 @@ class Router:
 
     _receiver: Receiver
 
-    def __init__(self, listener: Listener, limits: Limits) -> None:
+    def __init__(self, listener: Listener, limits: Limits, silence_s: float) -> None:
+        """`silence_s` is how long a peer may say nothing at all before it is dropped."""
         self._max_frames = limits.max_frames + 2
         self._connections: dict[bytes, Connection] = {}
         self._identities: dict[int, bytes] = {}
@@ -103,7 +104,7 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        _configure(self._socket, limits)
+        _configure(self._socket, limits, silence_s)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         # libzmq closes the descriptor itself; closing it twice would abort the process.
         self._socket.setsockopt(zmq.USE_FD, listener.socket.detach())
@@ -208,7 +209,9 @@ class Router:
             self._receiver.on_disconnected(connection)
 
 
-def _configure(router: zmq.Socket[bytes], limits: Limits) -> None:
+def _configure(router: zmq.Socket[bytes], limits: Limits, silence_s: float) -> None:
+    # The clock of silence starts at a ping, so up to an interval after the last word.
+    timeout_ms = max(round(silence_s * 1000) - HEARTBEAT_INTERVAL_MS, LEAST_HEARTBEAT_TIMEOUT_MS)
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.ROUTER_MANDATORY, 1),
@@ -216,8 +219,8 @@ def _configure(router: zmq.Socket[bytes], limits: Limits) -> None:
         (zmq.SNDHWM, SEND_HIGH_WATER_MESSAGES),
         (zmq.RCVHWM, RECEIVE_HIGH_WATER_MESSAGES),
         (zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS),
-        (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
-        (zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS),
+        (zmq.HEARTBEAT_TIMEOUT, timeout_ms),
+        (zmq.HEARTBEAT_TTL, timeout_ms),
     ):
         router.setsockopt(option, value)
 

@@ -1,37 +1,40 @@
-"""Which waiting job runs next: a pure queue, to which time is handed in.
+"""Which waiting job runs next: a pure queue, to which times and costs are handed in.
 
 The rule, in this order:
 1. Only jobs whose model can be run now take part.
 2. The highest priority goes first.
-3. Jobs on the model that is in memory are preferred, but no longer than `model_turn_s` after its
-   turn began while jobs on other models wait; then the longest waiting of the others is next. So
-   A B A B runs as A A B B, and a model waits at most one turn for each other model before it.
-4. Among what is left, the client that was served longest ago, and of its jobs the oldest.
+3. The user who has used the device least is owed it, then that user's program that has (see
+   `shares`), and of its jobs the oldest.
+4. Where that means another model than the present one, jobs on the present one go first while its
+   turn lasts: `SWITCH_WORTH` times what a switch costs, so that switching takes at most a fifth
+   of the time, but never longer than `model_turn_s`. A switch that costs nothing waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
 
 from offload_protocol.errors import Busy
+from offloadd.control.shares import Shares
 
-MAX_REMEMBERED_CLIENTS = 4096
+SWITCH_WORTH = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A job in the queue. `client` is who takes turns with others; `size_bytes` its request's."""
+    """A job in the queue. `expected_s` is how long it will have the device."""
 
     job: str
-    client: str
+    user: str
+    program: str
     model: str
     submitted_s: float
     priority: int = 0
     deadline_s: float | None = None
     size_bytes: int = 0
+    expected_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,40 @@ class Bounds:
     """What the queue may hold, and how long a model may be preferred."""
 
     limit: int
-    per_client_limit: int
+    per_user_limit: int
     max_bytes: int
     model_turn_s: float
 
 
-class Scheduler:
-    """The queue of one device."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job stands in the queue: 1 is next; `starts_in_s` is an estimate."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    job: str
+    position: int
+    starts_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    model: str | None = None
+    since_s: float = 0.0
+
+
+_Lanes = dict[tuple[int, str, str, str], list[Ticket]]
+
+
+class Scheduler:
+    """The queue of one device. `switch_s` is what it takes to make a model the present one."""
+
+    def __init__(self, bounds: Bounds, switch_s: Callable[[str], float]) -> None:
         self._bounds = bounds
+        self._switch_s = switch_s
         self._waiting: dict[str, Ticket] = {}
-        self._served: dict[str, int] = {}
-        self._serves = 0
-        self._model: str | None = None
-        self._model_since_s = 0.0
+        self._running: dict[str, Ticket] = {}
+        self._lanes: _Lanes = {}
+        self._shares = Shares()
+        self._turn = _Turn()
         self._waiting_bytes = 0
 
     def __len__(self) -> int:
@@ -67,12 +89,12 @@ class Scheduler:
 
         An empty queue takes a request of any size.
         """
-        of_client = sum(other.client == ticket.client for other in self._waiting.values())
+        of_user = sum(other.user == ticket.user for other in self._waiting.values())
         full = ""
         if len(self._waiting) >= self._bounds.limit:
             full = f"{len(self._waiting)} jobs wait already"
-        elif of_client >= self._bounds.per_client_limit:
-            full = f"{of_client} jobs of this client wait already"
+        elif of_user >= self._bounds.per_user_limit:
+            full = f"{of_user} jobs of this user wait already"
         elif self._waiting and self._waiting_bytes + ticket.size_bytes > self._bounds.max_bytes:
             full = f"the requests that wait hold {self._waiting_bytes} bytes already"
         if full:
@@ -81,14 +103,21 @@ class Scheduler:
                 hint=f"try again in {retry_after_s:.0f} s",
                 details={"retry_after_s": retry_after_s, "depth": len(self._waiting)},
             )
+        self.restore(ticket)
+
+    def restore(self, ticket: Ticket) -> None:
+        """Queue a job that was accepted before, whatever waits already."""
         self._waiting[ticket.job] = ticket
         self._waiting_bytes += ticket.size_bytes
+        self._shares.enter(ticket.user, ticket.program)
+        insort(self._lanes.setdefault(_lane(ticket), []), ticket, key=_age)
 
     def remove(self, job: str) -> bool:
         """Take a job out; False where it does not wait."""
-        ticket = self._waiting.pop(job, None)
+        ticket = self._waiting.get(job)
         if ticket is not None:
-            self._waiting_bytes -= ticket.size_bytes
+            self._take_out(ticket)
+            self._shares.leave(ticket.user, ticket.program)
         return ticket is not None
 
     def expired(self, now_s: float) -> list[str]:
@@ -101,86 +130,87 @@ class Scheduler:
 
     def model_left(self, model: str) -> None:
         """The model is no longer in memory, so nothing is gained by preferring it."""
-        if self._model == model:
-            self._model = None
-
-    def client_left(self, client: str) -> None:
-        """Forget whose turn was when, for a client that will not ask again."""
-        self._served.pop(client, None)
+        if self._turn.model == model:
+            self._turn = _Turn()
 
     def start_next(self, now_s: float, runnable: Callable[[str], bool]) -> Ticket | None:
         """Take out the job that runs now, or None; `runnable` says it of a model."""
-        candidates = [ticket for ticket in self._waiting.values() if runnable(ticket.model)]
-        if not candidates:
+        heads = [lane[0] for lane in self._lanes.values() if runnable(lane[0].model)]
+        if not heads:
             return None
-        highest = max(ticket.priority for ticket in candidates)
-        models = _by_model(ticket for ticket in candidates if ticket.priority == highest)
-        model = _next_model(models, self._preferred(now_s), self._model)
-        ticket = min(models[model], key=lambda one: _turn(one, self._served))
-        self.remove(ticket.job)
-        self._note_served(ticket.client)
-        if model != self._model:
-            self._model, self._model_since_s = model, now_s
+        ticket = self._choose(heads, self._shares, self._turn, now_s)
+        self._take_out(ticket)
+        self._running[ticket.job] = ticket
+        self._shares.serve(ticket.user, ticket.program)
+        if ticket.model != self._turn.model:
+            self._turn = _Turn(ticket.model, now_s)
         return ticket
 
-    def _note_served(self, client: str) -> None:
-        self._serves += 1
-        self._served.pop(client, None)
-        self._served[client] = self._serves
-        # Clients that left before their last job was served would stay here for ever.
-        if len(self._served) > MAX_REMEMBERED_CLIENTS:
-            del self._served[next(iter(self._served))]
+    def stopped(self, job: str, used_s: float) -> Ticket | None:
+        """A job that was started has given the device back; gives its ticket, to be restored."""
+        ticket = self._running.pop(job, None)
+        if ticket is not None:
+            self._shares.charge(ticket.user, ticket.program, used_s)
+            self._shares.leave(ticket.user, ticket.program)
+        return ticket
 
-    def order(self, now_s: float) -> list[str]:
-        """The waiting jobs in the order in which they would start if all started now."""
-        order: list[str] = []
-        served, preferred, current = dict(self._served), self._preferred(now_s), self._model
-        for priority in sorted({one.priority for one in self._waiting.values()}, reverse=True):
-            models = _by_model(one for one in self._waiting.values() if one.priority == priority)
-            while models:
-                model = _next_model(models, preferred, current)
-                if model != current:
-                    preferred = current = model
-                order += _taking_turns(models.pop(model), served, self._serves + len(order))
-        return order
+    def places(self, now_s: float, busy_s: float = 0.0) -> list[Place]:
+        """The waiting jobs in the order of their start, if nothing else comes.
 
-    def _preferred(self, now_s: float) -> str | None:
-        turn_is_over = now_s - self._model_since_s >= self._bounds.model_turn_s
-        return None if turn_is_over else self._model
+        `busy_s` is how long the device will still be in use.
+        """
+        lanes: _Lanes = {key: lane[::-1] for key, lane in self._lanes.items()}
+        shares, turn, time_s = self._shares.copy(), self._turn, now_s + busy_s
+        for running in self._running.values():
+            shares.charge(running.user, running.program, running.expected_s)
+        places: list[Place] = []
+        while lanes:
+            heads = [lane[-1] for lane in lanes.values()]
+            ticket = self._choose(heads, shares, turn, time_s)
+            places.append(Place(ticket.job, len(places) + 1, time_s - now_s))
+            shares.serve(ticket.user, ticket.program)
+            used_s = ticket.expected_s
+            if ticket.model != turn.model:
+                turn = _Turn(ticket.model, time_s)
+                used_s += self._switch_s(ticket.model)
+            shares.charge(ticket.user, ticket.program, used_s)
+            time_s += used_s
+            _shorten(lanes, ticket)
+        return places
+
+    def _choose(self, heads: Iterable[Ticket], shares: Shares, turn: _Turn, now_s: float) -> Ticket:
+        def rank(ticket: Ticket) -> tuple[float, float, float]:
+            return *shares.rank(ticket.user, ticket.program), ticket.submitted_s
+
+        heads = list(heads)
+        highest = max(ticket.priority for ticket in heads)
+        heads = [ticket for ticket in heads if ticket.priority == highest]
+        owed = min(heads, key=rank)
+        near = [ticket for ticket in heads if ticket.model == turn.model]
+        if not near or owed.model == turn.model:
+            return owed
+        turn_s = min(SWITCH_WORTH * self._switch_s(owed.model), self._bounds.model_turn_s)
+        return min(near, key=rank) if now_s - turn.since_s < turn_s else owed
+
+    def _take_out(self, ticket: Ticket) -> None:
+        del self._waiting[ticket.job]
+        self._waiting_bytes -= ticket.size_bytes
+        lane = self._lanes[_lane(ticket)]
+        lane.remove(ticket)
+        if not lane:
+            del self._lanes[_lane(ticket)]
 
 
-def _by_model(tickets: Iterable[Ticket]) -> dict[str, list[Ticket]]:
-    models: dict[str, list[Ticket]] = {}
-    for ticket in tickets:
-        models.setdefault(ticket.model, []).append(ticket)
-    return models
+def _lane(ticket: Ticket) -> tuple[int, str, str, str]:
+    return ticket.priority, ticket.model, ticket.user, ticket.program
 
 
-def _next_model(models: dict[str, list[Ticket]], preferred: str | None, current: str | None) -> str:
-    if preferred in models:
-        return preferred
-    others = [model for model in models if model != current] or list(models)
-    return min(others, key=lambda model: min(one.submitted_s for one in models[model]))
+def _age(ticket: Ticket) -> float:
+    return ticket.submitted_s
 
 
-def _turn(ticket: Ticket, served: dict[str, int]) -> tuple[int, float]:
-    return served.get(ticket.client, 0), ticket.submitted_s
-
-
-def _taking_turns(tickets: list[Ticket], served: dict[str, int], serves: int) -> list[str]:
-    # A heap of each client's oldest ticket: the positions of a full queue are asked for often.
-    clients: dict[str, deque[Ticket]] = {}
-    for ticket in sorted(tickets, key=lambda one: one.submitted_s):
-        clients.setdefault(ticket.client, deque()).append(ticket)
-    heads = [(*_turn(queue[0], served), client) for client, queue in clients.items()]
-    heapify(heads)
-    order = []
-    while heads:
-        client = heads[0][2]
-        order.append(clients[client].popleft().job)
-        served[client] = serves = serves + 1
-        if clients[client]:
-            heapreplace(heads, (*_turn(clients[client][0], served), client))
-        else:
-            heappop(heads)
-    return order
+def _shorten(lanes: _Lanes, ticket: Ticket) -> None:
+    key = _lane(ticket)
+    lanes[key].pop()
+    if not lanes[key]:
+        del lanes[key]

@@ -16,12 +16,12 @@ from typing import Any
 
 from offload_protocol.errors import OffloadError, ShuttingDown, WorkerCrashed
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
-from offload_protocol.messages import Progress
 from offloadd.channel.messages import DeviceReport
 from offloadd.config import Config
 from offloadd.control import stats
-from offloadd.control.admission import Admission, Clocks
+from offloadd.control.admission import Admission
 from offloadd.control.arguments import Bounds as ArgumentBounds
+from offloadd.control.clocks import Clocks
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Endings
 from offloadd.control.foreman import Foreman
@@ -29,24 +29,25 @@ from offloadd.control.front import Front
 from offloadd.control.handlers import Handlers
 from offloadd.control.host_budget import budget_bytes, measure
 from offloadd.control.inheritance import Inheritance
-from offloadd.control.jobs import Job
+from offloadd.control.journal.journal import Journal
+from offloadd.control.keep_alive import KeepAlive
+from offloadd.control.leases import RETURN_S, Leases
 from offloadd.control.listener import Listener
 from offloadd.control.memory import HostMemory
 from offloadd.control.models import ModelTable
 from offloadd.control.notify import Notifier, StoredDescriptors
-from offloadd.control.results import Results
+from offloadd.control.recovery import recover
 from offloadd.control.roles import Roles
 from offloadd.control.router import Router
 from offloadd.control.scheduler import Bounds as QueueBounds
 from offloadd.control.scheduler import Scheduler
 from offloadd.control.sessions import Session, Sessions
 from offloadd.control.supervisor import DEFAULT_PATIENCE, WORKER_COMMAND, Patience, Supervisor
+from offloadd.control.switching import Costs
+from offloadd.control.telling import Telling
 
 TICK_S = 0.25
 """How exact deadlines are, and how often places in the queue are told."""
-
-GRACE_S = 5.0
-"""How long a stopping daemon waits for the running job to stop at its border."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._was_ready = False
         self._notifier = Notifier(setting.environ)
-        self._router = Router(setting.listener, setting.limits)
+        self._router = Router(setting.listener, setting.limits, config.clients.lease - RETURN_S)
         self._supervisor = Supervisor(
             config.daemon.device,
             setting.clock,
@@ -87,19 +88,53 @@ class Server:
             setting.patience,
         )
         self._memory = self._new_memory()
-        self._results = Results(config.results.max_bytes)
-        self._sessions = Sessions(self._router, self._results.get)
-        self._models = ModelTable(config.models, self._supervisor.send)
-        self._scheduler = Scheduler(_queue_bounds(config))
-        self._endings = Endings(
-            self._results, config.results.keep, setting.clock, self, self._models.unused
+        # Seeds are drawn short, so that people can say them.
+        clocks = Clocks(setting.clock, time.time, partial(random.SystemRandom().getrandbits, 32))
+        loop = asyncio.get_running_loop()
+        self._journal, recovered = Journal.open(
+            setting.state_dir, config.journal.sync, loop.call_soon_threadsafe
         )
-        self._dispatcher = self._new_dispatcher()
+        self._sessions = Sessions(self._router, lambda key: self._endings.results.get(key))
+        self._models = ModelTable(
+            config.models,
+            self._supervisor.send,
+            setting.clock,
+            self._journal.host_model,
+            self._journal.forget_model,
+        )
+        for spec in recovered.models:
+            self._models.restore(spec)
+        self._costs = Costs(self._models)
+        self._scheduler = Scheduler(_queue_bounds(config), self._costs.switch_s)
+        telling = Telling(self._sessions)
+        self._endings = Endings(
+            config.results.max_bytes,
+            config.results.keep,
+            clocks,
+            self._journal,
+            telling,
+            lambda job: self._keep_alive.job_ended(job),
+        )
+        self._keep_alive = KeepAlive(
+            self._models, self._endings.table.uses, config.hosting.keep_alive, clocks
+        )
+        self._dispatcher = self._new_dispatcher(clocks, telling)
+        self._leases = Leases()
+        recover(
+            recovered,
+            self._dispatcher,
+            self._endings,
+            self._leases,
+            config.clients.lease,
+            clocks,
+        )
         self._foreman = Foreman(
             self._models,
             self._dispatcher,
             self._scheduler,
             self._memory,
+            self._keep_alive,
+            self._costs,
             self._worker_is_ready,
             self._worker_is_lost,
         )
@@ -107,7 +142,7 @@ class Server:
             self._sessions,
             self._dispatcher,
             self._models,
-            self._results,
+            self._endings,
             setting.roles,
             setting.clock,
             self._stats,
@@ -119,7 +154,7 @@ class Server:
             setting.version,
             instance=secrets.token_hex(8),
             clock=setting.clock,
-            on_left=self._scheduler.client_left,
+            leases=self._leases,
         )
         self._router.start(self._front)
 
@@ -134,9 +169,7 @@ class Server:
             Inheritance(stored),
         )
 
-    def _new_dispatcher(self) -> Dispatcher:
-        # Seeds are drawn short, so that people can say them.
-        clocks = Clocks(self._clock, time.time, partial(random.SystemRandom().getrandbits, 32))
+    def _new_dispatcher(self, clocks: Clocks, telling: Telling) -> Dispatcher:
         limits = self._config.limits
         bounds = ArgumentBounds(
             limits.max_steps, limits.max_pixels, limits.max_images, limits.max_frames
@@ -146,8 +179,9 @@ class Server:
             self._models,
             self._endings,
             Admission(self._models, self._setting.limits, bounds, clocks),
+            self._journal,
             self._clock,
-            self,
+            telling,
             self._supervisor.send,
         )
 
@@ -168,10 +202,11 @@ class Server:
             for beat in beats:
                 beat.cancel()
         await self._memory.close()
+        self._journal.close()
         self._router.close()
 
     def stop(self) -> None:
-        """Begin to stop: no new work, the running job is told to end."""
+        """Begin to stop: no new work; what runs and what waits stays in the journal."""
         self._stopping.set()
 
     async def _wind_down(self) -> None:
@@ -179,18 +214,17 @@ class Server:
         self._notifier.stopping()
         error = ShuttingDown("the daemon is stopping", hint="submit the job again when it is back")
         self._refuse_work(error)
-        self._dispatcher.end_waiting(error)
-        deadline_s = self._clock() + GRACE_S
-        while self._dispatcher.running is not None and self._clock() < deadline_s:
-            await asyncio.sleep(0.01)
+        self._dispatcher.close(error)
+        # The running job stays in the journal as one that has not ended: the next daemon runs it.
         self._supervisor.stop()
-        if self._dispatcher.running is not None:
-            self._dispatcher.worker_lost(WorkerCrashed("the worker did not stop in time"))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            for client in self._leases.expired(self._clock()):
+                self._dispatcher.client_gone(client)
             self._dispatcher.tick()
+            self._keep_alive.tick()
             self._memory.tick()
 
     async def _feed_watchdog(self) -> None:
@@ -201,29 +235,14 @@ class Server:
 
     @property
     def state(self) -> str:
-        """`starting` until the worker has found its device, `ready`, or `stopping`."""
+        """`starting` until the worker has found its device, `ready`, `draining` or `stopping`."""
         if self._stopping.is_set():
             return "stopping"
+        if self._handlers.is_draining:
+            return "draining"
         return "ready" if self._was_ready else "starting"
 
-    # --- what concerns jobs and the worker ------------------------------------------------------
-
-    def job_moved(self, job: Job) -> None:
-        """Tell those who watch a job how far it is."""
-        progress = Progress(
-            job=job.request.job,
-            state=job.state,
-            position=job.position,
-            step=job.step,
-            steps=job.steps,
-        )
-        for client in job.watchers:
-            self._sessions.push_progress(client, job.key, progress)
-
-    def job_finished(self, job: Job) -> None:
-        """Tell those who watch a job how it ended."""
-        for client in job.watchers:
-            self._sessions.push_finished(client, job.key)
+    # --- what concerns the worker ---------------------------------------------------------------
 
     def _worker_is_ready(self, report: DeviceReport) -> None:
         if self._stopping.is_set():
@@ -234,7 +253,8 @@ class Server:
         else:
             self._notifier.ready(status)
         self._was_ready = True
-        self._dispatcher.refuse(None)
+        if not self._handlers.is_draining:
+            self._dispatcher.refuse(None)
         self._handlers.refuse_changes(None)
 
     def _worker_is_lost(self, cause: WorkerCrashed) -> None:
@@ -275,7 +295,7 @@ class Server:
             "store": stats.store(self._memory.figures(), infos, held),
             "models": stats.models(infos, held),
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
-            "jobs": stats.jobs(self._endings.totals, self._results),
+            "jobs": stats.jobs(self._endings.totals, self._endings.results),
             "workers": stats.workers(self._supervisor),
             "clients": stats.clients(self._sessions, peer.uid, sees_all, now_s),
         }
@@ -283,4 +303,4 @@ class Server:
 
 def _queue_bounds(config: Config) -> QueueBounds:
     queue = config.queue
-    return QueueBounds(queue.limit, queue.per_client_limit, queue.max_bytes, queue.model_turn)
+    return QueueBounds(queue.limit, queue.per_user_limit, queue.max_bytes, queue.model_turn)

@@ -16,7 +16,7 @@ from offload_protocol.errors import InvalidRequest, ProtocolMismatch
 from offload_protocol.messages import PROTOCOL_VERSION, Answer, Hello, Progress
 from offloadd.control.outbox import Outbox, Outcome, Waiting
 from offloadd.control.results import Result
-from offloadd.control.router import Connection, Router, Sent
+from offloadd.control.router import Buffer, Connection, Router, Sent
 
 MAX_SESSION_CHARS = 100
 MAX_PROGRAM_CHARS = 100
@@ -135,7 +135,7 @@ class Sessions:
             if not session.outbox:
                 self._blocked.discard(session)
 
-    def _sends_now(self, session: Session, parts: tuple[bytes, ...]) -> bool:
+    def _sends_now(self, session: Session, parts: tuple[Buffer, ...]) -> bool:
         if not session.outbox and self._router.send(session.connection, parts) is not Sent.BLOCKED:
             return True
         self._blocked.add(session)
@@ -143,7 +143,7 @@ class Sessions:
 
     def _goes_out(self, session: Session, waiting: Waiting) -> bool:
         if waiting.body is not None:
-            parts: tuple[bytes, ...] = (waiting.body,)
+            parts: tuple[Buffer, ...] = (waiting.body,)
         else:
             result = self._find_result(waiting.finished or "")
             if result is None:

@@ -101,7 +101,7 @@ def jobs(totals: Totals, results: Results) -> dict[str, int]:
         "completed_total": totals.completed,
         "failed_total": totals.failed,
         "cancelled_total": totals.cancelled,
-        "requeued_total": 0,
+        "requeued_total": totals.requeued,
         "results_kept": len(results),
         "results_kept_bytes": results.kept_bytes,
         "results_evicted_total": results.evicted_total,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from offload_protocol.codec import UNREADABLE
 from offload_protocol.errors import WorkerCrashed
 from offloadd.channel.framing import ChannelClosed, ControlEnd, Frame
 from offloadd.channel.messages import DeviceReport, ToWorker, WorkerNews
+from offloadd.control.deaths import Death, OomCount, death
 from offloadd.control.worker_output import WorkerOutput
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "offloadd.worker")
@@ -56,7 +56,7 @@ class Overseer(Protocol):
     def on_worker_news(self, news: WorkerNews, frames: list[bytes]) -> None:
         """A worker says something."""
 
-    def on_worker_lost(self, cause: WorkerCrashed) -> None:
+    def on_worker_lost(self, death: Death) -> None:
         """The worker has died."""
 
 
@@ -85,6 +85,7 @@ class Supervisor:
         self._channel: ControlEnd | None = None
         self._ready_s: float | None = None
         self._deaths_in_a_row = 0
+        self._oom_count = OomCount()
         self._stopping = asyncio.Event()
 
     def send(
@@ -98,13 +99,14 @@ class Supervisor:
         """Start workers until `stop`, and tell `overseer` about them."""
         while not self._stopping.is_set():
             try:
-                cause = await self._one_life(overseer)
+                end = await self._one_life(overseer)
             except OSError as error:
                 cause = WorkerCrashed(f"the worker process cannot be started: {error}")
+                end = Death(cause, is_own_fault=False)
             if self._stopping.is_set():
                 break
-            self._note_death(cause)
-            overseer.on_worker_lost(cause)
+            self._note_death(end.error)
+            overseer.on_worker_lost(end)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), timeout=self._pause_s())
             self.restarts_total += 1
@@ -116,8 +118,9 @@ class Supervisor:
         if self._channel is not None:
             self._channel.close()
 
-    async def _one_life(self, overseer: Overseer) -> WorkerCrashed:
+    async def _one_life(self, overseer: Overseer) -> Death:
         ours, theirs = socket.socketpair()
+        killed_before = self._oom_count.read()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -137,8 +140,9 @@ class Supervisor:
         self._channel = await ControlEnd.open(ours)
         if self._stopping.is_set():
             self._channel.close()
+        spoke_nonsense = False
         try:
-            await self._listen(self._channel, overseer)
+            spoke_nonsense = await self._listen(self._channel, overseer)
         finally:
             self._channel.close()
             self._channel = None
@@ -147,17 +151,19 @@ class Supervisor:
                 # A child of the worker may hold the pipe open.
                 await asyncio.wait_for(reading, timeout=1.0)
             self.pid = None
-        return _cause(exit_code, output.last_line)
+        was_out_of_memory = self._oom_count.read() > killed_before
+        return death(exit_code, output.last_line, spoke_nonsense, was_out_of_memory)
 
-    async def _listen(self, channel: ControlEnd, overseer: Overseer) -> None:
+    async def _listen(self, channel: ControlEnd, overseer: Overseer) -> bool:
+        """Take news until the channel ends; True where it was ended for what came."""
         while True:
             try:
                 news, frames = await channel.receive()
             except ChannelClosed:
-                return
+                return False
             except UNREADABLE as error:
                 _log.error("the worker sent a message that cannot be read: %s", error)
-                return
+                return True
             if self._ready_s is None and isinstance(news, DeviceReport):
                 self.state, self._ready_s = "ready", self._clock()
                 overseer.on_worker_ready(news)
@@ -192,27 +198,3 @@ def _worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
     ours |= {"LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"}
     return {name: value for name, value in environ.items() if name not in ours}
-
-
-def _cause(exit_code: int, last_line: str) -> WorkerCrashed:
-    details: dict[str, object] = {"last_line": last_line}
-    if exit_code < 0:
-        name = _signal_name(-exit_code)
-        details["signal"] = name
-        how = f"was killed by {name}"
-    else:
-        details["exit_code"] = exit_code
-        how = f"ended with exit code {exit_code}"
-    said = f"; its last line: {last_line}" if last_line else ""
-    return WorkerCrashed(
-        f"the worker process {how}{said}",
-        hint="the daemon's log has what it wrote; a new worker is started",
-        details=details,
-    )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

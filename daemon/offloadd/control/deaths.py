@@ -1,0 +1,98 @@
+"""Why a worker died, and whether it died of itself: only that counts against the job it ran.
+
+A worker that was killed from outside (an administrator, a test, a shutdown) did nothing wrong. The
+kernel's out-of-memory killer also sends SIGKILL; what tells the two apart is the kernel's count.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from offload_protocol.errors import WorkerCrashed
+
+FROM_OUTSIDE = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a worker; `is_own_fault` says that nobody else ended it."""
+
+    error: WorkerCrashed
+    is_own_fault: bool
+
+
+class OomCount:
+    """Counts what the kernel's out-of-memory killer has killed in our cgroup, else anywhere.
+
+    `proc` and `cgroups` are where those file systems are mounted.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._files = [*_cgroup_files(proc, cgroups), proc / "vmstat"]
+
+    def read(self) -> int:
+        """The count now; 0 where the kernel does not tell."""
+        for file in self._files:
+            try:
+                match = _COUNT.search(file.read_text())
+            except OSError:
+                continue
+            if match is not None:
+                return int(match[1])
+        return 0
+
+
+def death(exit_code: int, last_line: str, spoke_nonsense: bool, was_out_of_memory: bool) -> Death:
+    """Judge an exit code (below 0: a signal); `was_out_of_memory` is what `OomCount` showed."""
+    details: dict[str, object] = {"last_line": last_line}
+    is_own_fault = True
+    if spoke_nonsense:
+        how = "sent a message that cannot be read"
+    elif exit_code >= 0:
+        details["exit_code"] = exit_code
+        how = f"ended with exit code {exit_code}"
+    else:
+        name = _signal_name(-exit_code)
+        details["signal"] = name
+        how = f"was killed by {name}"
+        is_own_fault = -exit_code not in FROM_OUTSIDE
+        if -exit_code == signal.SIGKILL and was_out_of_memory:
+            is_own_fault = True
+            details["out_of_memory"] = True
+            how += " from the kernel, which had no memory left"
+    said = f"; its last line: {last_line}" if last_line else ""
+    error = WorkerCrashed(
+        f"the worker process {how}{said}",
+        hint="the daemon's log has what it wrote; a new worker is started",
+        details=details,
+    )
+    return Death(error, is_own_fault)
+
+
+def _cgroup_files(proc: Path, cgroups: Path) -> list[Path]:
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            files.append(cgroups / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            files.append(cgroups / "memory" / path.lstrip("/") / "memory.oom_control")
+    return files
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""The journal: what was accepted, on disk, so that no death of a process loses it."""

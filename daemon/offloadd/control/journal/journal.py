@@ -1,0 +1,288 @@
+"""What the control plane writes down about jobs and models, and reads again at its next start.
+
+A job is accepted when its row is written: request, seed, owner. Its end is written before anybody
+is told of it. What a row says is enough to run the job again with the same numbers.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from offload_protocol import codec
+from offload_protocol.errors import StorageFailed
+from offload_protocol.messages import JobState, Submit
+from offloadd.channel.specs import ModelSpec
+from offloadd.control.journal.database import Sync, open_database, storage_failed
+from offloadd.control.journal.frames import (
+    INLINE_BYTES,
+    Frame,
+    FrameFile,
+    lengths_of,
+    pack_lengths,
+    split,
+    unpack_lengths,
+)
+from offloadd.control.journal.writer import Entry, Told, Writer
+
+DATABASE = "journal.db"
+FRAMES = "frames"
+
+_ACCEPT = (
+    "INSERT INTO jobs (number, uid, job, client, program, request, digest, size_bytes, seed,"
+    " submitted_at, request_lengths, request_frames) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_STRIKE = "UPDATE jobs SET strikes = ? WHERE number = ?"
+_END = (
+    "UPDATE jobs SET state = ?, ended_at = ?, request = ?, request_lengths = ?,"
+    " request_frames = NULL, body = ?, result_lengths = ?, result_frames = ?"
+    " WHERE number = ? AND state = 'open'"
+)
+_REPLACE = (
+    "UPDATE jobs SET body = ?, result_lengths = ?, result_frames = NULL"
+    " WHERE number = ? AND state <> 'open' AND taken = 0"
+)
+_TAKEN = (
+    # Where the end itself is still owed, this says that there was one.
+    "UPDATE jobs SET state = iif(state = 'open', 'done', state), taken = 1, request_frames = NULL,"
+    " body = NULL, result_lengths = NULL, result_frames = NULL,"
+    " ended_at = coalesce(ended_at, ?) WHERE number = ?"
+)
+_FORGET = "DELETE FROM jobs WHERE number = ?"
+_HOST = "INSERT OR REPLACE INTO models (name, spec) VALUES (?, ?)"
+_FORGET_MODEL = "DELETE FROM models WHERE name = ?"
+_NO_LENGTHS = pack_lengths(())
+_READ = (
+    "SELECT number, uid, job, client, program, request, digest, size_bytes, seed, submitted_at,"
+    " strikes, request_lengths, request_frames, state, ended_at, body, result_lengths,"
+    " result_frames FROM jobs ORDER BY number"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job as it was accepted; `submitted_at` is in seconds since the epoch."""
+
+    number: int
+    uid: int
+    client: str
+    program: str
+    request: Submit
+    digest: bytes
+    size_bytes: int
+    seed: int
+    submitted_at: float
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A job that had not ended; `frames` are its request's, or why they cannot be read."""
+
+    accepted: Accepted
+    frames: tuple[memoryview, ...] | StorageFailed
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that had ended; without `body`, its result was taken."""
+
+    accepted: Accepted
+    state: JobState
+    ended_at: float
+    body: bytes | None
+    frames: tuple[memoryview, ...] = ()
+    file: FrameFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """All that the journal holds, oldest first."""
+
+    open: tuple[OpenJob, ...] = ()
+    ended: tuple[EndedJob, ...] = ()
+    models: tuple[ModelSpec, ...] = ()
+
+
+class Journal:
+    """The journal of one daemon, in its state directory."""
+
+    def __init__(
+        self, directory: Path, connection: sqlite3.Connection, writer: Writer, last_number: int
+    ) -> None:
+        self._frames = directory / FRAMES
+        self._connection = connection
+        self._writer = writer
+        self._last_number = last_number
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        sync: Sync,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> tuple[Journal, Recovered]:
+        """Open or make the journal, and read it; raises `StorageFailed`.
+
+        `call_soon` hands a function to the event loop, from any thread.
+        """
+        path = directory / DATABASE
+        connection = open_database(path, sync)
+        try:
+            (directory / FRAMES).mkdir(mode=0o700, exist_ok=True)
+            recovered, last_number = _recover(connection, directory / FRAMES)
+        except (sqlite3.Error, OSError) as error:
+            connection.close()
+            raise storage_failed(error, path) from error
+        except msgspec.MsgspecError as error:
+            connection.close()
+            raise StorageFailed(
+                f"the journal {path} holds what this daemon cannot read: {error}",
+                hint=f"move it away, its jobs are then forgotten: mv {path} {path}.damaged",
+                details={"path": str(path)},
+            ) from error
+        writer = Writer(connection, path, sync, call_soon)
+        return cls(directory, connection, writer, last_number), recovered
+
+    def new_number(self) -> int:
+        """The number of the next job; numbers grow and are not used again."""
+        self._last_number += 1
+        return self._last_number
+
+    def accept(self, job: Accepted, frames: Sequence[Frame], told: Told) -> None:
+        """Write a new job; it is accepted when `told` is called without an error."""
+        lengths = lengths_of(frames)
+        inline, file = self._place(job.number, "request", frames, lengths)
+        row = (
+            *(job.number, job.uid, job.request.job, job.client, job.program),
+            *(codec.encode(job.request), job.digest, job.size_bytes, job.seed, job.submitted_at),
+            *(pack_lengths(lengths), inline),
+        )
+        self._writer.put(Entry((_ACCEPT, row), told, file, frames if file else ()))
+
+    def strike(self, number: int, strikes: int) -> None:
+        """Write how often a job's turn ended with the death of its worker."""
+        self._writer.put(Entry((_STRIKE, (strikes, number))))
+
+    def end(
+        self,
+        number: int,
+        request: Submit,
+        state: JobState,
+        ended_at: float,
+        body: bytes,
+        frames: Sequence[Frame],
+        told: Told,
+    ) -> FrameFile | None:
+        """Write how a job ended; gives the file where its frames are, if they get one.
+
+        `request` is what is kept of it. Where it cannot be written now, `told` says so, and it is
+        tried again later.
+        """
+        lengths = lengths_of(frames)
+        inline, file = self._place(number, "result", frames, lengths)
+        row = (
+            *(state, ended_at, codec.encode(request), _NO_LENGTHS, body),
+            *(pack_lengths(lengths), inline, number),
+        )
+        entry = Entry(
+            (_END, row),
+            told,
+            file,
+            frames if file else (),
+            stale_files=(self._file(number, "request"),),
+            is_owed=True,
+        )
+        self._writer.put(entry)
+        return file
+
+    def replace_result(self, number: int, body: bytes) -> None:
+        """Put a result without frames in place of one that gave way."""
+        self._forget_by((_REPLACE, (body, _NO_LENGTHS, number)), number)
+
+    def taken(self, number: int, now: float) -> None:
+        """Write that a job's result was taken: only its id is remembered."""
+        self._forget_by((_TAKEN, (now, number)), number)
+
+    def forget(self, number: int) -> None:
+        """Remember nothing of a job."""
+        self._forget_by((_FORGET, (number,)), number)
+
+    def host_model(self, spec: ModelSpec) -> None:
+        """Write down a model that came by `load`."""
+        spec_bytes = msgspec.msgpack.encode(spec)
+        self._writer.put(Entry((_HOST, (spec.name, spec_bytes)), is_owed=True))
+
+    def forget_model(self, name: str) -> None:
+        """Remember a model no longer."""
+        self._writer.put(Entry((_FORGET_MODEL, (name,)), is_owed=True))
+
+    def close(self) -> None:
+        """Write what waits, and let go of the journal."""
+        self._writer.close()
+
+    def _forget_by(self, statement: tuple[str, tuple[object, ...]], number: int) -> None:
+        files = (self._file(number, "request"), self._file(number, "result"))
+        self._writer.put(Entry(statement, stale_files=files, is_owed=True))
+
+    def _file(self, number: int, kind: str) -> Path:
+        return self._frames / f"{number}.{kind}"
+
+    def _place(
+        self, number: int, kind: str, frames: Sequence[Frame], lengths: tuple[int, ...]
+    ) -> tuple[bytes | None, FrameFile | None]:
+        if sum(lengths) <= INLINE_BYTES:
+            return b"".join(frames), None
+        return None, FrameFile(self._file(number, kind), lengths)
+
+
+def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered, int]:
+    open_jobs: list[OpenJob] = []
+    ended: list[EndedJob] = []
+    last_number = 0
+    named: set[Path] = set()
+    for row in connection.execute(_READ):
+        accepted = Accepted(
+            *(row[0], row[1], row[3], row[4]),
+            msgspec.msgpack.decode(row[5], type=Submit),
+            *row[6:11],
+        )
+        last_number = accepted.number
+        state = row[13]
+        if state == "open":
+            file = FrameFile(directory / f"{row[0]}.request", unpack_lengths(row[11]))
+            open_jobs.append(OpenJob(accepted, _frames(row[12], file)))
+            named.add(file.path)
+            continue
+        file = FrameFile(directory / f"{row[0]}.result", unpack_lengths(row[16] or _NO_LENGTHS))
+        is_inline = row[17] is not None or not file.size_bytes
+        frames = split(memoryview(row[17] or b""), file.lengths) if is_inline else ()
+        one = EndedJob(
+            accepted,
+            state,
+            *(row[14], row[15], frames, None if is_inline else file),
+        )
+        ended.append(one)
+        named.add(file.path)
+    for path in directory.iterdir():
+        # Left behind where a process died between a file and its row.
+        if path not in named:
+            path.unlink()
+    models = [
+        msgspec.msgpack.decode(spec, type=ModelSpec)
+        for (spec,) in connection.execute("SELECT spec FROM models ORDER BY name")
+    ]
+    return Recovered(tuple(open_jobs), tuple(ended), tuple(models)), last_number
+
+
+def _frames(inline: bytes | None, file: FrameFile) -> tuple[memoryview, ...] | StorageFailed:
+    if inline is not None:
+        return split(memoryview(inline), file.lengths)
+    try:
+        return file.read()
+    except StorageFailed as error:
+        return error
