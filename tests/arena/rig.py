@@ -30,7 +30,9 @@ class LocalWorker:
     def __init__(self, reader: DiskReader, channel: socket.socket, pin: Pin | None) -> None:
         self.reader = reader
         self.end = WorkerEnd(channel)
-        self.arena = ArenaClient(reader, self.end.send, pin=pin, piece_bytes=PIECE_BYTES)
+        self.arena = ArenaClient(reader, self.end.send, piece_bytes=PIECE_BYTES)
+        if pin is not None:
+            self.arena.use_pin(pin)
         self.thread = threading.Thread(target=self._receive, daemon=True)
         self.thread.start()
 

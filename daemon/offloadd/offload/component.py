@@ -32,7 +32,7 @@ from offloadd.offload.staging import StagedLoader, Staging
 from offloadd.offload.tier import DeviceTier
 from offloadd.offload.transfers import DmaLoader, Loader, ReadLoader
 from offloadd.store.derived_source import DerivedSource
-from offloadd.store.source import WeightSource
+from offloadd.store.source import PageLocking, WeightSource
 
 
 class Component:
@@ -199,8 +199,12 @@ class Component:
         elif view is None:
             self._loader = ReadLoader(self.source)
         elif self._accelerator.has_dma:
-            self._unpin = self._accelerator.pin(view)
-            self._loader = DmaLoader(self._accelerator, bytes_of(view))
+            borders: tuple[int, ...] = ()
+            if isinstance(self.source, PageLocking):
+                borders = self.source.pin_borders
+            else:
+                self._unpin = self._accelerator.pin(view)
+            self._loader = DmaLoader(self._accelerator, bytes_of(view), borders)
         else:
             self._extent = bytes_of(view)
 

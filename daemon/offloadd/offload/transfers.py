@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -101,9 +103,13 @@ class DmaLoad:
 class DmaLoader:
     """Copies from the component's extent in host memory."""
 
-    def __init__(self, accelerator: Accelerator, extent: torch.Tensor) -> None:
+    def __init__(
+        self, accelerator: Accelerator, extent: torch.Tensor, borders: Sequence[int] = ()
+    ) -> None:
+        """No single copy crosses one of the borders (see `PageLocking`)."""
         self._accelerator = accelerator
         self._extent = extent
+        self._borders = borders
 
     def start(
         self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
@@ -114,7 +120,13 @@ class DmaLoader:
         begun = self._accelerator.event(timed=True) if timed else None
         if begun is not None:
             begun.record(queue)
-        self._accelerator.copy(region.tensor, self._extent[start_bytes:stop_bytes])
+        first = bisect_right(self._borders, start_bytes)
+        last = bisect_left(self._borders, stop_bytes)
+        cuts = (start_bytes, *self._borders[first:last], stop_bytes)
+        for low, high in pairwise(cuts):
+            self._accelerator.copy(
+                region.tensor[low - start_bytes : high - start_bytes], self._extent[low:high]
+            )
         ready = self._accelerator.event(timed=timed)
         ready.record(queue)
         timing = None if begun is None else DmaTiming(region.size_bytes, begun, ready)

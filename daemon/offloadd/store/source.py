@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from offloadd.store.layout import Layout
+
+
+@runtime_checkable
+class PageLocking(Protocol):
+    """A source that page-locks its memory itself, in the background and in pieces."""
+
+    @property
+    def pin_borders(self) -> tuple[int, ...]:
+        """Offsets in the extent, in order, at which one piece ends and the next begins.
+
+        A copy to a device is made of parts that do not cross one: that a driver takes a copy across
+        two registrations is promised nowhere.
+        """
+        ...
 
 
 class WeightSource(Protocol):

@@ -15,15 +15,17 @@ from offload_protocol.codec import error_info
 from offload_protocol.errors import Cancelled
 from offloadd.channel.framing import ChannelClosed, WorkerEnd
 from offloadd.channel.messages import CancelJob, JobEnded, LoadModel, Register, RunJob, UnloadModel
+from offloadd.store.arena.client import ArenaClient
 from offloadd.worker.exits import CHANNEL_CLOSED
 from offloadd.worker.orders import Orders
 
 _log = logging.getLogger(__name__)
 
 
-def start_receiver(channel: WorkerEnd, orders: Orders) -> threading.Thread:
+def start_receiver(channel: WorkerEnd, orders: Orders, arena: ArenaClient) -> threading.Thread:
     """Start listening; returns at once."""
-    thread = threading.Thread(target=_receive, args=(channel, orders), name="receiver", daemon=True)
+    work = (channel, orders, arena)
+    thread = threading.Thread(target=_receive, args=work, name="receiver", daemon=True)
     thread.start()
     return thread
 
@@ -34,10 +36,10 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _receive(channel: WorkerEnd, orders: Orders) -> None:
+def _receive(channel: WorkerEnd, orders: Orders, arena: ArenaClient) -> None:
     try:
         while True:
-            message, frames = channel.receive()
+            message, frames, descriptors = channel.receive_all()
             match message:
                 case CancelJob(job=job):
                     if orders.cancel(job):
@@ -46,7 +48,7 @@ def _receive(channel: WorkerEnd, orders: Orders) -> None:
                 case Register() | LoadModel() | UnloadModel() | RunJob():
                     orders.put(message, frames)
                 case _:
-                    _log.error("nobody here takes a %s", type(message).__name__)
+                    arena.handle(message, descriptors)
     except ChannelClosed as reason:
         _log.info("channel closed, ending: %s", reason)
         end_process(CHANNEL_CLOSED)

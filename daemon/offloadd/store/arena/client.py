@@ -56,8 +56,7 @@ _Granted = tuple[Segment, int]
 class ArenaClient:
     """One for each process; every method may be called from any thread.
 
-    `handle` is to be given every `ArenaOrder` that comes in answer to what `send` says. With `pin`
-    (see `Accelerator.pin`) memory is page-locked in the background.
+    `handle` is to be given every `ArenaOrder` that comes in answer to what `send` says.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class ArenaClient:
         reader: DiskReader,
         send: Send,
         *,
-        pin: Pin | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         """`piece_bytes` is a multiple of the page size and the same in all processes."""
@@ -73,7 +71,7 @@ class ArenaClient:
         self._send = send
         self._piece_bytes = piece_bytes
         self._holdings = Holdings(send)
-        self._keeper = Keeper(self._holdings, pin, lambda: reader.read_bytes_total)
+        self._keeper = Keeper(self._holdings, lambda: reader.read_bytes_total)
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "arena-check")
         self._lock = threading.Lock()
         self._key_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -90,6 +88,13 @@ class ArenaClient:
         client = cls(reader, alone.send, **options)
         alone.answer = client.handle
         return client
+
+    def use_pin(self, pin: Pin) -> None:
+        """From now on, before the first opening, page-lock memory in the background.
+
+        `pin` is the `pin` of an `Accelerator` that has DMA.
+        """
+        self._keeper.pin = pin
 
     def open(
         self,

@@ -58,11 +58,9 @@ class _Stop:
 class Keeper:
     """One thread; `disk_read_bytes` gives the total that the reports carry."""
 
-    def __init__(
-        self, holdings: Holdings, pin: Pin | None, disk_read_bytes: Callable[[], int]
-    ) -> None:
+    def __init__(self, holdings: Holdings, disk_read_bytes: Callable[[], int]) -> None:
+        self.pin: Pin | None = None
         self._holdings = holdings
-        self._pin = pin
         self._disk_read_bytes = disk_read_bytes
         self._tasks: queue.SimpleQueue[_Asked | _Settle | _Stop | None] = queue.SimpleQueue()
         self._to_pin: deque[tuple[Extent, int]] = deque()
@@ -75,7 +73,7 @@ class Keeper:
     @property
     def pins(self) -> bool:
         """Whether segments are to be page-locked."""
-        return self._pin is not None
+        return self.pin is not None
 
     def ask(self, order: KeeperOrder, descriptors: Sequence[int]) -> None:
         """Do what the control plane asks; the descriptors are the keeper's to close."""
@@ -87,7 +85,7 @@ class Keeper:
 
     def pin_later(self, extent: Extent, pieces: Sequence[int]) -> None:
         """Page-lock pieces of an extent in the background."""
-        if self._pin is not None:
+        if self.pin is not None:
             self._to_pin.extend((extent, piece) for piece in pieces)
             self._tasks.put(None)
 
@@ -227,9 +225,9 @@ class Keeper:
         holdings = self._holdings
         with holdings.mapping_lock:
             number = extent.numbers[piece]
-            if self._pin is None or number is None or piece in extent.unpins:
+            if self.pin is None or number is None or piece in extent.unpins:
                 return
-            undo = self._pin(extent.bytes_of(piece))
+            undo = self.pin(extent.bytes_of(piece))
             if undo is None:
                 self._note_refusal(extent.sizes[piece])
                 return
