@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Ctrl-C at a terminal reaches the whole process group; stopping is the control plane's to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    _wait_without_spinning()
     channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
     orders = Orders()
     arena = ArenaClient(DiskReader(), channel.send)
