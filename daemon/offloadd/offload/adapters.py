@@ -12,7 +12,7 @@ that the engine took over belongs to an adapter.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,9 @@ _UNFIT = (
 
 _DEVICE_FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """RuntimeErrors that say nothing about the adapter."""
+
+_PAIRS = (("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up"))
+"""How the two matrices of one layer are called in adapter files."""
 
 _TENSORS = ("_parameters", "_buffers")
 """Dictionaries of a module whose values the engine itself exchanges."""
@@ -156,6 +159,25 @@ def rolled_back(modules: Sequence[nn.Module]) -> Iterator[None]:
                 details={"error": type(error).__name__},
             ) from error
         raise
+
+
+def check_pairs(names: Iterable[str]) -> None:
+    """Raise InvalidRequest for an adapter file that lacks one of two matrices of a layer.
+
+    `names` are the file's tensors. The libraries only warn, and multiply with random numbers.
+    """
+    there = set(names)
+    for name in sorted(there):
+        for half, other in _PAIRS:
+            for this, that in ((half, other), (other, half)):
+                if f".{this}." in name and name.replace(f".{this}.", f".{that}.") not in there:
+                    if name.endswith(".bias"):
+                        continue  # only the second matrix ever has one
+                    raise InvalidRequest(
+                        f"the adapter has `{name}`, but not the `{that}` that belongs to it",
+                        hint="download the adapter again; its file is incomplete",
+                        details={"tensor": name},
+                    )
 
 
 def _foreign(module: nn.Module, own: Own) -> list[_Foreign]:
