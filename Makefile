@@ -53,7 +53,8 @@ lint: $(INSTALLED) ## Lint, format check, strict types, import layers
 	$(BIN)/mypy
 
 pytest: $(INSTALLED) ## The tests alone; make pytest ARGS='-k wheel' for some of them
-	$(BIN)/python -m pytest $(ARGS)
+	@# Tests and the daemons that they start share the cores; see offloadd.worker on spinning.
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(ARGS)
 
 format: $(INSTALLED) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .
