@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import psutil
-
 from offload_protocol.errors import InternalError, UnknownModel
 from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.describe import Description, describe
+from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel, give_memory_back
 from offloadd.hosting.loading import OnComponent
+from offloadd.hosting.noop import SOURCE as NOOP
+from offloadd.hosting.noop import NoopModel
 from offloadd.worker.device import Device, measure
 
 _log = logging.getLogger(__name__)
@@ -19,29 +20,35 @@ _log = logging.getLogger(__name__)
 class Models:
     """Known and loaded models by name; used by the device thread alone."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, host: DeviceHost) -> None:
         self._device = device
-        self._known: dict[str, Description] = {}
-        self._loaded: dict[str, HostedModel] = {}
+        self._host = host
+        self._known: dict[str, Description | NoopModel] = {}
+        self._loaded: dict[str, HostedModel | NoopModel] = {}
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of all models' weights on the device."""
         return sum(model.resident_bytes for model in self._loaded.values())
 
-    def register(self, spec: ModelSpec) -> Description:
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all models' weights in host memory; what models share counts for each."""
+        return sum(one.host_bytes for model in self._loaded.values() for one in model.components())
+
+    def register(self, spec: ModelSpec) -> Description | NoopModel:
         """Check a model and make it known; one of that name is unloaded if it was another.
 
         Raises what `describe` raises; a model known before stays as it was then.
         """
-        description = describe(spec, self._device.is_cpu)
+        description = self._describe(spec)
         before = self._known.get(spec.name)
         if before is not None and before.spec != spec:
             self.unload(spec.name)
         self._known[spec.name] = description
         return description
 
-    def description(self, name: str) -> Description:
+    def description(self, name: str) -> Description | NoopModel:
         """What is known of a model; raises `UnknownModel`."""
         try:
             return self._known[name]
@@ -51,18 +58,19 @@ class Models:
     def is_loaded(self, name: str) -> bool:
         return name in self._loaded
 
-    def load(self, name: str, on_component: OnComponent) -> HostedModel:
+    def load(self, name: str, on_component: OnComponent) -> HostedModel | NoopModel:
         """The model, loaded if it was not; raises what loading raises, with nothing left behind."""
         if name in self._loaded:
             return self._loaded[name]
         # The files may have changed since the model was registered; what is checked is loaded.
-        description = describe(self.description(name).spec, self._device.is_cpu)
-        plan = description.plan(
-            measure(self._device).free_bytes,
-            psutil.virtual_memory().available,
-            self._device.is_cpu,
-        )
-        model = HostedModel.load(description, plan, self._device.torch_device, on_component)
+        description = self._describe(self.description(name).spec)
+        if isinstance(description, NoopModel):
+            self._loaded[name] = description
+            return description
+        memory = measure(self._device)
+        free_bytes = memory.free_bytes + self._host.engine.stats().resident_bytes
+        plan = description.plan(free_bytes, memory.total_bytes, self._device.is_cpu)
+        model = HostedModel.load(description, plan, self._host, on_component)
         self._loaded[name] = model
         return model
 
@@ -82,3 +90,6 @@ class Models:
     def forget(self, name: str) -> None:
         """Make a model unknown; it is not in memory any more."""
         self._known.pop(name, None)
+
+    def _describe(self, spec: ModelSpec) -> Description | NoopModel:
+        return NoopModel(spec) if spec.source == NOOP else describe(spec, self._device.is_cpu)
