@@ -124,9 +124,9 @@ class ScriptedWorker:
         word, _, rest = str(prompt).partition(" ")
         match word:
             case "steps":
-                self.steps(message.job, int(rest))
+                self.steps(message, int(rest))
             case "hang":
-                self.steps(message.job, 1_000_000)
+                self.steps(message, 1_000_000)
             case "deaf":
                 time.sleep(1000)
             case "exit":
@@ -144,7 +144,8 @@ class ScriptedWorker:
             case _:
                 self.ended(message, list(frames))
 
-    def steps(self, job: str, count: int) -> None:
+    def steps(self, message: RunJob, count: int) -> None:
+        job = message.job
         for step in range(1, count + 1):
             if job in self.cancelled:
                 error = ErrorInfo(code="cancelled", message="stopped at a border")
@@ -152,7 +153,9 @@ class ScriptedWorker:
                 return
             time.sleep(0.01)
             self.channel.send(JobProgressed(job=job, state="running", step=step, steps=count))
-        self.channel.send(JobEnded(job=job, outcome=Outcome(outputs={"steps": count}, seeds=[0])))
+        self.channel.send(
+            JobEnded(job=job, outcome=Outcome(outputs={"steps": count}, seeds=[message.seed]))
+        )
 
     def ended(self, message: RunJob, frames: list[bytes] | list[bytearray]) -> None:
         outputs = {"arguments": message.arguments, "pid": os.getpid(), "frames": len(frames)}

@@ -90,11 +90,11 @@ class Endings:
         self.table.remove(job.key)
         self.results.drop(job.key)
 
-    def taken(self, job: Job) -> None:
-        """A client has the result; what stays is the memory of its id."""
-        if job.key in self.results:
-            self.results.drop(job.key)
-            self._journal.taken(job.number, self._wall_clock())
+    def taken(self, job: Job, told: Callable[[None], None]) -> None:
+        """A client has the result; what stays is the memory of its id. `told` is called then."""
+        self.results.drop(job.key)
+        # What cannot be written now is owed, and nothing that a client could do anything about.
+        self._journal.taken(job.number, self._wall_clock(), lambda _: told(None))
 
     def complete(self, job: Job, outcome: Outcome, frames: Sequence[bytes]) -> None:
         """The job has made something."""

@@ -76,7 +76,7 @@ class Front:
                 answer.add_done_callback(partial(self._answer_later, connection, request.rid))
             elif isinstance(answer, OnceWritten):
                 settle = partial(self._answer_written, connection, request.rid, answer.result)
-                answer.job.when_written(settle)
+                answer.subscribe(settle)
             else:
                 self._reply(connection, request.rid, answer)
 

@@ -46,9 +46,12 @@ Result = msgspec.Struct | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OnceWritten:
-    """A result that is told when the journal holds the job, or the error that it met there."""
+    """A result that is told when the journal has written something, or the error that it met.
 
-    job: Job
+    `subscribe` takes the function to call then.
+    """
+
+    subscribe: Callable[[Callable[[OffloadError | None], None]], None]
     result: Callable[[], Result]
 
 
@@ -108,7 +111,7 @@ class Handlers:
     def _submit(self, session: Session, request: Submit, frames: Frames) -> Answer:
         owner = Owner(session.uid, session.client, session.program)
         job = self._dispatcher.submit(owner, request, frames)
-        return OnceWritten(job, lambda: self._attached(session, job))
+        return OnceWritten(job.when_written, lambda: self._attached(session, job))
 
     def _fetch(self, session: Session, request: Fetch, frames: Frames) -> Result:
         job = self._find(session, request.job)
@@ -117,11 +120,11 @@ class Handlers:
         job.watchers.add(session.client)
         return self._attached(session, job)
 
-    def _taken(self, session: Session, request: Taken, frames: Frames) -> Result:
+    def _taken(self, session: Session, request: Taken, frames: Frames) -> Answer:
         job = self._find(session, request.job)
-        if job.is_final:
-            self._endings.taken(job)
-        return {}
+        if not job.is_final:
+            return {}
+        return OnceWritten(lambda told: self._endings.taken(job, told), dict)
 
     def _cancel(self, session: Session, request: Cancel, frames: Frames) -> Result:
         job = self._find(session, request.job)

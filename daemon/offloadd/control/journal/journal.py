@@ -27,7 +27,7 @@ from offloadd.control.journal.frames import (
     split,
     unpack_lengths,
 )
-from offloadd.control.journal.writer import Entry, Told, Writer
+from offloadd.control.journal.writer import Entry, Statement, Told, Writer
 
 DATABASE = "journal.db"
 FRAMES = "frames"
@@ -204,9 +204,9 @@ class Journal:
         """Put a result without frames in place of one that gave way."""
         self._forget_by((_REPLACE, (body, _NO_LENGTHS, number)), number)
 
-    def taken(self, number: int, now: float) -> None:
+    def taken(self, number: int, now: float, told: Told) -> None:
         """Write that a job's result was taken: only its id is remembered."""
-        self._forget_by((_TAKEN, (now, number)), number)
+        self._forget_by((_TAKEN, (now, number)), number, told)
 
     def forget(self, number: int) -> None:
         """Remember nothing of a job."""
@@ -225,9 +225,9 @@ class Journal:
         """Write what waits, and let go of the journal."""
         self._writer.close()
 
-    def _forget_by(self, statement: tuple[str, tuple[object, ...]], number: int) -> None:
+    def _forget_by(self, statement: Statement, number: int, told: Told | None = None) -> None:
         files = (self._file(number, "request"), self._file(number, "result"))
-        self._writer.put(Entry(statement, stale_files=files, is_owed=True))
+        self._writer.put(Entry(statement, told, stale_files=files, is_owed=True))
 
     def _file(self, number: int, kind: str) -> Path:
         return self._frames / f"{number}.{kind}"
