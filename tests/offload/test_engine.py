@@ -457,3 +457,55 @@ def test_regionally_compiled_blocks_stream_without_compiling_again(tmp_path: Pat
         for _ in range(9):
             assert torch.equal(family.run(module, family.example_inputs()), expected)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_case_3_a_weight_tied_between_blocks_is_one_weight(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+            self.blocks[2].weight = self.blocks[0].weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = torch.tanh(block(x))
+            return x
+
+    torch.manual_seed(0)
+    module = Tied().requires_grad_(False)
+    x = torch.randn(2, 32)
+    with torch.no_grad():
+        expected = module(x)
+        device = simulated_device()
+        engine = Engine(device, _budget(module, 0.8))
+        with _hosted(engine, tmp_path, {"m": module}, LEAVES, in_memory=True), device.watched():
+            for _ in range(10):
+                assert torch.equal(module(x), expected)
+    assert device.hazards == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sequence", ["ddd", "dtd", "tdt", "ete", "etd"])
+def test_case_50_encode_decode_and_tiling_in_any_order_are_exact(
+    sequence: str, device: str, tmp_path: Path
+) -> None:
+    module: Any = TINY_MODELS["vae"].build()
+    resident: Any = TINY_MODELS["vae"].build()
+    image, latent = torch.randn(1, 3, 64, 64), torch.randn(1, 4, 32, 32)
+
+    def call(model: Any, what: str) -> torch.Tensor:
+        model.use_tiling = what == "t"
+        with torch.no_grad():
+            if what == "e":
+                mean: torch.Tensor = model.encode(image).latent_dist.mean
+                return mean
+            decoded: torch.Tensor = model.decode(latent).sample
+            return decoded
+
+    accelerator = DEVICES[device]()
+    engine = Engine(accelerator, _budget(module, 0.5))
+    with _hosted(engine, tmp_path, {"vae": module}, in_memory=accelerator.has_dma):
+        for _ in range(3):
+            for what in sequence:
+                assert torch.equal(call(module, what), call(resident, what))
+            engine.settle()
