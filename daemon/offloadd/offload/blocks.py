@@ -22,6 +22,10 @@ WHOLE_SUBTREE_RATIO = 4
 """A module with large parameters of its own moves whole if it is at most this many times larger."""
 
 
+READ_THEIR_CHILDREN = (nn.TransformerEncoderLayer,)
+"""Layers that read what is inside them without calling it, and must find it there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Modules that move together; `roots` are their paths, `is_block` whether they are blocks."""
@@ -81,8 +85,10 @@ def layer_cuts(
         own = sizes.own_bytes.get(path, 0)
         is_lowest = own == sizes.of(path)
         holds_block = any(is_within(block, path) for block in outside)
-        if is_lowest or (
-            own and path and not holds_block and sizes.of(path) <= WHOLE_SUBTREE_RATIO * own
+        if (
+            is_lowest
+            or isinstance(child, READ_THEIR_CHILDREN)
+            or (own and path and not holds_block and sizes.of(path) <= WHOLE_SUBTREE_RATIO * own)
         ):
             if path or type(child).__module__.startswith("torch.nn."):
                 cuts.append(Cut((path,), False))
@@ -92,6 +98,18 @@ def layer_cuts(
 
     visit("", module)
     return cuts
+
+
+def read_ahead(module: nn.Module) -> set[str]:
+    """Paths of layers that a container looks into before it calls them.
+
+    `nn.TransformerEncoder` decides by its first layer's weights whether to pad in another way.
+    """
+    return {
+        dotted(path, "layers.0")
+        for path, child in module.named_modules()
+        if isinstance(child, nn.TransformerEncoder) and child.use_nested_tensor
+    }
 
 
 def _search_roots(

@@ -16,7 +16,7 @@ from typing import Literal
 from torch import nn
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.offload.blocks import Cut, ModuleSizes, block_cuts, layer_cuts
+from offloadd.offload.blocks import Cut, ModuleSizes, block_cuts, layer_cuts, read_ahead
 from offloadd.offload.casting import Casting, store_cast
 from offloadd.offload.forms import Form
 from offloadd.offload.ties import OwnedTensor, is_within, owned_tensors
@@ -184,8 +184,9 @@ def group_module(
     """Cut a module, whose parameters may be on meta, into groups and leftovers.
 
     Buffers, parameters that the root owns itself (its helper methods read them outside any
-    forward), small layers outside the blocks, small parameters of modules that have other layers
-    inside, and tied tensors that two groups would need at once are leftovers.
+    forward), layers that a container reads before it calls them, small layers outside the blocks,
+    small parameters of modules that have other layers inside, and tied tensors that two groups
+    would need at once are leftovers.
 
     Raises ModelLoadFailed naming a tensor that cannot be streamed, InvalidRequest for options that
     fit no module.
@@ -204,7 +205,8 @@ def group_module(
     else:
         cuts = layer_cuts(module, sizes)
     small = _small_cuts(cuts, sizes, options.small_limit_bytes)
-    kept = [cut for cut in cuts if cut not in small]
+    ahead = read_ahead(module)
+    kept = [cut for cut in cuts if cut not in small and not ahead.intersection(cut.roots)]
     return _share_out(layout, owned, kept, _canonical_paths(module))
 
 

@@ -7,21 +7,24 @@ model alive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from offloadd.offload.executor import Executor, Streamed
+
+TURNED_BY_HOOKS = (nn.TransformerEncoderLayer,)
+"""Layers that compute in another way, with other numbers, when hooks are on them or inside."""
 
 
 class Hooks:
     """The hooks of one component."""
 
     def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
 
     def install(
         self,
@@ -37,9 +40,8 @@ class Hooks:
 
     def remove(self) -> None:
         """Take all hooks away; calls under way end as they began."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        while self._undo:
+            self._undo.pop()()
 
     def _on_group(self, module: nn.Module, executor: Executor, group: Streamed) -> None:
         def acquire(module: nn.Module, args: Any) -> None:
@@ -65,5 +67,45 @@ class Hooks:
         # A compiled region ends at them, since what they do is not a computation.
         before = torch.compiler.disable(before)  # type: ignore[no-untyped-call]
         after = torch.compiler.disable(after)  # type: ignore[no-untyped-call]
-        self._handles.append(module.register_forward_pre_hook(before, prepend=True))
-        self._handles.append(module.register_forward_hook(after, always_call=always_call))
+        if isinstance(module, TURNED_BY_HOOKS):
+            self._undo.append(_wrap_forward(module, before, after, always_call=always_call))
+            return
+        self._undo.append(module.register_forward_pre_hook(before, prepend=True).remove)
+        self._undo.append(module.register_forward_hook(after, always_call=always_call).remove)
+
+
+def _wrap_forward(
+    module: nn.Module, before: Any, after: Any, *, always_call: bool
+) -> Callable[[], None]:
+    """What hooks would do, without any; gives the call that undoes it."""
+    itself = weakref.ref(module)
+    own = vars(module).get("forward")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        called = itself()
+        assert called is not None  # it is being called
+        before(called, args)
+        is_done = False
+        try:
+            result = (
+                type(called).forward(called, *args, **kwargs)
+                if own is None
+                else own(*args, **kwargs)
+            )
+            is_done = True
+        finally:
+            if is_done or always_call:
+                after(called, args, None)
+        return result
+
+    def unwrap() -> None:
+        called = itself()
+        if called is None:
+            return
+        if own is None:
+            del called.__dict__["forward"]
+        else:
+            called.__dict__["forward"] = own
+
+    module.__dict__["forward"] = forward
+    return unwrap

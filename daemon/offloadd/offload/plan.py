@@ -230,7 +230,7 @@ def _with_enough_ring(plan: Plan, good_s: float) -> Plan:
 
 def _refusal(given: PlanInput) -> OutOfMemory:
     minimum = given.minimum_budget_bytes
-    largest = max(given.aligned_sizes_bytes)
+    largest = max(given.aligned_sizes_bytes, default=0)
     return OutOfMemory(
         f"A device budget of {format_size(given.budget_bytes)} ({given.budget_bytes} bytes) is too "
         f"small; the smallest that works is {format_size(minimum)} ({minimum} bytes): "
