@@ -47,9 +47,9 @@ class Order:
 
 FIRST = Order("a red circle on a white background", 7, "red-circle.png")
 AT_ONCE = (
-    Order("a large blue star on a yellow background", 11, "blue-star.png"),
-    Order("a green triangle on a black background", 12, "green-triangle.png"),
-    Order("a small white square on a purple background", 13, "white-square.png"),
+    Order("a large blue star on a yellow background", 7, "blue-star.png"),
+    Order("a green triangle on a black background", 7, "green-triangle.png"),
+    Order("a small white square on a purple background", 7, "white-square.png"),
 )
 """Drawn by client processes that run at the same time."""
 
