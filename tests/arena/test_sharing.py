@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from arena.rig import PIECE_BYTES, Rig, rig
+from control.manager import Manager
 from store.checkpoints import arrays, assert_holds, layout_of, open_descriptors, write_file
 
 from offloadd.store.arena.source import ArenaSource
@@ -273,3 +274,41 @@ async def test_damaged_memory_is_found_and_read_again(tmp_path: Path) -> None:
         assert 0 < await second.ask("read_bytes") <= PIECE_BYTES
         assert number not in it.memory._descriptors
         await second.kill()
+
+
+async def test_a_new_daemon_hands_out_what_the_old_one_left(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    checkpoint(path)
+    manager = Manager(tmp_path)
+    try:
+        async with rig(store=manager) as it:
+            worker = await it.process()
+            digest = await worker.ask("open", path=str(path), owner="m/unet")
+            await it.until(lambda: not any(s.filler for s in it.memory.catalogue.segments.values()))
+            used = it.figure("host_used_bytes")
+            await worker.kill()
+        path.unlink()
+        async with rig(store=manager) as it:
+            assert it.figure("host_used_bytes") == held_by_the_kernel(it) == used
+            worker = await it.process()
+            assert await worker.ask("recall", path=str(path), owner="m/unet") == digest
+            assert await worker.ask("read_bytes") == 0
+            await worker.ask("close", owner="m/unet")
+            await it.until(lambda: it.figure("host_used_bytes") == 0)
+            assert set(manager.kept) == {"index"}
+            await worker.kill()
+    finally:
+        manager.close()
+
+
+async def test_an_opening_waits_for_memory_that_is_coming_back(tmp_path: Path) -> None:
+    size = layout_of(checkpoint(tmp_path / "0.safetensors")).size_bytes
+    async with rig(budget_bytes=size + 4096) as it:
+        worker = await it.local()
+        first = await opened(worker, checkpoint(tmp_path / "0.safetensors"), "m0/unet")
+        second = await opened(worker, checkpoint(tmp_path / "1.safetensors", 1), "m1/unet")
+        # The first was given back before the second was answered, not after.
+        assert second.host_view() is not None
+        assert first.host_bytes == 0
+        first.close()
+        second.close()

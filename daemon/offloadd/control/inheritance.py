@@ -201,6 +201,8 @@ def _match(index: _Index, given: Mapping[int, int]) -> Left:
             number if _fits(number, size, given, index) else None
             for number, size in zip(told.numbers, told.sizes, strict=True)
         ]
+        if all(number is None for number in numbers):
+            continue
         owners: dict[str, set[int]] = {owner: set() for owner in told.owners}
         extent = ExtentRecord(
             told.key, tuple(told.sizes), numbers, 0.0, told.place, told.about, owners
