@@ -76,6 +76,7 @@ class Rig:
 
     def __init__(self, budget_bytes: int, store: DescriptorStore | None) -> None:
         self.budget_bytes = budget_bytes
+        self.pinned_models: set[str] = set()
         self.now_s = 0.0
         self.ends: dict[int, ControlEnd] = {}
         self.listeners: dict[int, asyncio.Task[None]] = {}
@@ -83,6 +84,7 @@ class Rig:
         self.memory = HostMemory(
             lambda message, descriptors: self.ends[0].send(message, (), descriptors),
             lambda held_bytes: self.budget_bytes,
+            lambda: self.pinned_models,
             lambda: self.now_s,
             Inheritance(store),
         )
@@ -122,16 +124,11 @@ class Rig:
         return self.memory.figures()[name]
 
     async def _listen(self, channel: socket.socket) -> None:
-        self.ends[0] = await ControlEnd.open(channel)
+        self.ends[0] = ControlEnd(channel)
         self.listeners[0] = asyncio.create_task(self._take_news(self.ends[0]))
 
     async def _take_news(self, end: ControlEnd) -> None:
-        try:
-            while True:
-                news, _ = await end.receive()
-                self.memory.on_news(news)  # type: ignore[arg-type]
-        except ChannelClosed:
-            return
+        await end.listen(lambda news, _: self.memory.on_news(news))  # type: ignore[arg-type]
 
 
 @asynccontextmanager

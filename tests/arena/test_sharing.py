@@ -164,7 +164,7 @@ async def test_what_is_computed_on_and_what_is_pinned_stays(tmp_path: Path) -> N
         in_use = await opened(worker, indexes[0], "m0/unet")
         view = in_use.host_view()
         kept = await opened(worker, indexes[1], "m1/unet")
-        it.memory.pin("m1", True)
+        it.pinned_models.add("m1")
         late = await opened(worker, indexes[2], "m2/unet")
         assert view is not None
         assert_holds(view, in_use.layout, arrays(SIZES, 0))

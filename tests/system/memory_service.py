@@ -58,6 +58,7 @@ async def serve() -> None:
     memory = HostMemory(
         lambda message, descriptors: end.send(message, (), descriptors),
         lambda held_bytes: 1 << 30,
+        frozenset,
         time.monotonic,
         Inheritance(StoredDescriptors(os.environ, notifier)),
     )

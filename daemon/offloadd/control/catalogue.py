@@ -41,11 +41,11 @@ class _Waiting:
 class Catalogue:
     """Every method that takes an event gives the effects to carry out, in their order."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int = 0) -> None:
         self.budget_bytes = budget_bytes
         self.extents: dict[str, ExtentRecord] = {}
         self.segments: dict[int, SegmentRecord] = {}
-        self.pinned_models: set[str] = set()
+        self.pinned_models: frozenset[str] = frozenset()
         self._waiting: list[_Waiting] = []
         self._next_number = 1
 

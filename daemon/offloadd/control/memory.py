@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -44,17 +44,23 @@ _log = logging.getLogger(__name__)
 
 
 class HostMemory:
-    """Used on the event loop alone. `measure` gives the budget for the bytes that are held now."""
+    """Used on the event loop alone."""
 
     def __init__(
         self,
         send: Send,
         measure: Callable[[int], int],
+        pinned_models: Callable[[], Collection[str]],
         clock: Callable[[], float],
         inheritance: Inheritance,
     ) -> None:
+        """`measure` gives the budget, of which so many bytes are held now.
+
+        What belongs to one of `pinned_models` stays in memory whatever else wants room.
+        """
         self._send = send
         self._measure = measure
+        self._pinned_models = pinned_models
         self._clock = clock
         self._inheritance = inheritance
         self._descriptors: dict[int, int] = {}
@@ -64,7 +70,7 @@ class HostMemory:
         self._report = StoreReport(disk_read_bytes=0)
         left = inheritance.take_over()
         self._descriptors.update(left.descriptors)
-        self.catalogue = Catalogue(0)
+        self.catalogue = Catalogue()
         self.catalogue.restore(left.extents, left.segments)
         self._measured_s = clock()
         self.catalogue.budget_bytes = self._budget_bytes()
@@ -84,20 +90,15 @@ class HostMemory:
         """A worker's process has ended."""
         self._read_before_bytes += self._report.disk_read_bytes
         self._report = StoreReport(disk_read_bytes=0)
+        self._look_at_pins()
         self._do(self.catalogue.worker_lost(worker, self._clock()))
 
     def forget(self, model: str, then: Callable[[], None]) -> None:
         """A model was unloaded; `then` is called once its memory has been given back."""
+        self._look_at_pins()
         self._do(self.catalogue.forget(model, self._clock()))
         self._when_free.append(then)
         self._tell_if_free()
-
-    def pin(self, model: str, is_pinned: bool) -> None:
-        """Keep a model's bytes in memory whatever else wants room, or no longer."""
-        if is_pinned:
-            self.catalogue.pinned_models.add(model)
-        else:
-            self.catalogue.pinned_models.discard(model)
 
     def tick(self) -> None:
         """Measure the budget again if that was some time ago; what is above it is asked back."""
@@ -134,9 +135,6 @@ class HostMemory:
         """What each component (`MODEL/COMPONENT`) has in host memory."""
         return held(self.catalogue.extents.values(), self.catalogue.segments)
 
-    def is_pinned(self, model: str) -> bool:
-        return model in self.catalogue.pinned_models
-
     def real_bytes(self) -> int:
         """The memory that all segments' pages take, as the kernel counts it."""
         return sum(memfd.held_bytes(one) for one in self._descriptors.values())
@@ -144,6 +142,7 @@ class HostMemory:
     # --- how ------------------------------------------------------------------------------------
 
     def _decide(self, worker: WorkerId, news: ArenaNews) -> list[Effect]:
+        self._look_at_pins()
         catalogue, now_s = self.catalogue, self._clock()
         match news:
             case OpenExtent():
@@ -218,6 +217,7 @@ class HostMemory:
                 _log.warning("segment %d could not be punched out: %s", number, error.strerror)
             finally:
                 os.close(descriptor)
+        self._look_at_pins()
         self._do(self.catalogue.freed(number, self._clock()))
 
     def _given_back(self, task: asyncio.Task[None]) -> None:
@@ -231,9 +231,13 @@ class HostMemory:
             for then in waiting:
                 then()
 
+    def _look_at_pins(self) -> None:
+        self.catalogue.pinned_models = frozenset(self._pinned_models())
+
     def _budget_bytes(self) -> int:
         return self._measure(self.real_bytes())
 
     def _measure_again(self) -> None:
+        self._look_at_pins()
         self._measured_s = self._clock()
         self._do(self.catalogue.set_budget(self._budget_bytes(), self._measured_s))

@@ -165,6 +165,7 @@ class Server:
         return HostMemory(
             lambda message, descriptors: self._supervisor.send(message, (), descriptors),
             lambda held_bytes: budget_bytes(measure(), held_bytes, setting),
+            lambda: self._models.pinned,
             self._clock,
             Inheritance(stored),
         )
