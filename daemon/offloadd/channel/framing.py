@@ -1,7 +1,7 @@
 """Messages on the socket pair: a count, the lengths, then the body and its frames.
 
-The control plane may send descriptors along, which the worker then owns. A closed or broken channel
-raises `ChannelClosed`; both ends treat it as the other's death.
+The control plane may send descriptors along, which the worker then owns. Both ends treat a closed
+or broken channel as the other's death: the worker's raises `ChannelClosed`, ours ends `listen`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from offloadd.channel.descriptors import Outgoing, receive_into
+from offloadd.channel.incoming import HEAD, LENGTH, Incoming
 from offloadd.channel.messages import FromWorker, ToWorker, WorkerNews, WorkerOrder
 
 Frame = bytes | bytearray | memoryview
 
-_COUNT = struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -30,8 +28,8 @@ class ChannelClosed(ConnectionError):
 
 
 def _head(body: bytes, frames: Sequence[Frame]) -> bytes:
-    lengths = (len(body), *(memoryview(frame).nbytes for frame in frames))
-    return _COUNT.pack(len(lengths)) + b"".join(_LENGTH.pack(length) for length in lengths)
+    head = HEAD.pack(1 + len(frames), len(body))
+    return head + b"".join(LENGTH.pack(memoryview(frame).nbytes) for frame in frames)
 
 
 class WorkerEnd:
@@ -66,9 +64,12 @@ class WorkerEnd:
 
     def receive_all(self) -> tuple[WorkerOrder, list[bytearray], list[int]]:
         """Wait for the next message with its frames and descriptors; raises `ChannelClosed`."""
-        (count,) = _COUNT.unpack(self._exactly(_COUNT.size))
-        lengths = [_LENGTH.unpack(self._exactly(_LENGTH.size))[0] for _ in range(count)]
-        body, *frames = (self._exactly(length) for length in lengths)
+        count, body_bytes = HEAD.unpack(self._exactly(HEAD.size))
+        lengths_bytes = LENGTH.size * (count - 1)
+        start = self._exactly(lengths_bytes + body_bytes)
+        body = memoryview(start)[lengths_bytes:]
+        lengths = LENGTH.iter_unpack(memoryview(start)[:lengths_bytes])
+        frames = [self._exactly(length) for (length,) in lengths]
         descriptors, self._descriptors = self._descriptors, []
         return self._decoder.decode(body), frames, descriptors
 
@@ -92,38 +93,39 @@ class WorkerEnd:
 
 
 class ControlEnd:
-    """The control plane's end, on its event loop."""
+    """The control plane's end, on its event loop: no stream, no task between socket and taker.
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sending: socket.socket
-    ) -> None:
-        """`sending` is the same socket under a number of its own.
+    Each of those would cost a turn of the loop for every message.
+    """
 
-        A stream can't send descriptors, and the loop lets nobody else watch a stream's socket.
-        """
-        self._reader = reader
-        self._writer = writer
-        self._sending = sending
+    def __init__(self, channel: socket.socket) -> None:
+        """Take over a connected socket; to be made within the event loop."""
+        channel.setblocking(False)
+        self._socket = channel
+        self._incoming = Incoming()
         self._outgoing = Outgoing()
+        self._is_blocked = False
         self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._decoder: msgspec.msgpack.Decoder[WorkerNews] = msgspec.msgpack.Decoder(WorkerNews)
 
-    @classmethod
-    async def open(cls, channel: socket.socket) -> ControlEnd:
-        """Take over a connected socket."""
-        channel.setblocking(False)
-        sending = channel.dup()
-        reader, writer = await asyncio.open_connection(sock=channel)
-        return cls(reader, writer, sending)
+    async def listen(self, take: Callable[[WorkerNews, list[bytearray]], None]) -> None:
+        """Hand over each message as it comes; returns when the channel is closed at either end.
+
+        Raises what decoding a message that cannot be read raises, and what `take` raises.
+        """
+        if not self._is_closed:
+            self._loop.add_reader(self._socket, self._read, take)
+        await self._ended
 
     def send(
         self, message: ToWorker, frames: Sequence[Frame] = (), descriptors: Sequence[int] = ()
     ) -> None:
-        """Queue a message; a dead worker shows at `receive`, never here.
+        """Queue a message; a dead worker ends `listen`, and shows nowhere else.
 
         The worker gets descriptors of its own for the same open files (at most 64).
         """
-        if self._sending.fileno() < 0:
+        if self._is_closed:
             return
         body = _encoder.encode(message)
         was_waiting = bool(self._outgoing)
@@ -133,32 +135,55 @@ class ControlEnd:
         if not was_waiting:
             self._flush()
 
-    def _flush(self) -> None:
-        try:
-            self._outgoing.send(self._sending)
-        except BlockingIOError:
-            self._loop.add_writer(self._sending, self._flush)
-        except OSError:
-            self.close()
-        else:
-            self._loop.remove_writer(self._sending)
-
-    async def receive(self) -> tuple[WorkerNews, list[bytes]]:
-        """Wait for the next message; raises `ChannelClosed`."""
-        try:
-            (count,) = _COUNT.unpack(await self._reader.readexactly(_COUNT.size))
-            head = await self._reader.readexactly(_LENGTH.size * count)
-            lengths = [length for (length,) in _LENGTH.iter_unpack(head)]
-            body, *frames = [await self._reader.readexactly(length) for length in lengths]
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ChannelClosed("the worker closed the channel") from error
-        return self._decoder.decode(body), frames
-
     def close(self) -> None:
         """Close the socket; the worker exits when it notices. What was not sent is lost."""
-        if self._sending.fileno() < 0:
+        if self._is_closed:
             return
-        self._loop.remove_writer(self._sending)
-        self._sending.close()
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
         self._outgoing.clear()
-        self._writer.close()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def _flush(self) -> None:
+        try:
+            self._outgoing.send(self._socket)
+        except BlockingIOError:
+            self._is_blocked = True
+            self._loop.add_writer(self._socket, self._flush)
+        except OSError:
+            # What the worker said last may still be there to be read.
+            self._outgoing.clear()
+            self._loop.remove_writer(self._socket)
+        else:
+            if self._is_blocked:
+                self._is_blocked = False
+                self._loop.remove_writer(self._socket)
+
+    def _read(self, take: Callable[[WorkerNews, list[bytearray]], None]) -> None:
+        try:
+            goes_on = self._incoming.read(self._socket)
+            for body, *frames in self._incoming.messages():
+                take(self._decoder.decode(body), frames)
+                if self._is_closed:
+                    return
+        except ConnectionError:
+            self._stop_reading(None)
+        except Exception as error:  # noqa: BLE001 - a callback raises to nobody: `listen` has to
+            self._stop_reading(error)
+        else:
+            if not goes_on:
+                self._stop_reading(None)
+
+    def _stop_reading(self, error: Exception | None) -> None:
+        self._loop.remove_reader(self._socket)
+        # Done already where whoever listened was cancelled.
+        if not self._ended.done() and error is not None:
+            self._ended.set_exception(error)
+        elif not self._ended.done():
+            self._ended.set_result(None)

@@ -34,6 +34,7 @@ from offloadd.control.endings import Endings, Watchers
 from offloadd.control.estimates import Estimates, steps_of
 from offloadd.control.hosted_model import HostedModel
 from offloadd.control.jobs import Fingerprint, Job, Owner, check_id, fingerprint, job_key
+from offloadd.control.journal.frames import Frame
 from offloadd.control.journal.journal import Accepted, Journal
 from offloadd.control.models import ModelTable
 from offloadd.control.scheduler import Scheduler, Ticket
@@ -191,7 +192,7 @@ class Dispatcher:
             job.running_since_s = self._clock()
         self._watchers.job_moved(job)
 
-    def ended(self, news: JobEnded, frames: Sequence[bytes]) -> None:
+    def ended(self, news: JobEnded, frames: Sequence[Frame]) -> None:
         """The running job has ended."""
         job = self.running
         if job is None or job.key != news.job:

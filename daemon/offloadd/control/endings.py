@@ -18,7 +18,7 @@ from offload_protocol.errors import Cancelled, OffloadError, StorageFailed
 from offload_protocol.messages import Finished, Outcome
 from offloadd.control.clocks import Clocks
 from offloadd.control.jobs import Job, JobTable
-from offloadd.control.journal.frames import FrameFile
+from offloadd.control.journal.frames import Frame, FrameFile
 from offloadd.control.journal.journal import EndedJob, Journal
 from offloadd.control.results import Result, Results, encoded
 
@@ -96,7 +96,7 @@ class Endings:
         # What cannot be written now is owed, and nothing that a client could do anything about.
         self._journal.taken(job.number, self._wall_clock(), lambda _: told(None))
 
-    def complete(self, job: Job, outcome: Outcome, frames: Sequence[bytes]) -> None:
+    def complete(self, job: Job, outcome: Outcome, frames: Sequence[Frame]) -> None:
         """The job has made something."""
         waited_s = job.timings(self._clock()).queued_s
         timings = msgspec.structs.replace(outcome.timings, queued_s=waited_s)
@@ -119,7 +119,7 @@ class Endings:
         for key in self.table.expired(now_s - self._keep_s):
             self._forget(key)
 
-    def _end(self, job: Job, finished: Finished, frames: Sequence[bytes]) -> None:
+    def _end(self, job: Job, finished: Finished, frames: Sequence[Frame]) -> None:
         job.state, job.ended_s, job.position = finished.state, self._clock(), None
         job.release_request()
         result = encoded(finished, frames)

@@ -67,7 +67,7 @@ class Foreman:
         self._dispatcher.worker_lost(death)
         self._on_lost(death.error)
 
-    def on_worker_news(self, news: WorkerNews, frames: list[bytes]) -> None:
+    def on_worker_news(self, news: WorkerNews, frames: list[bytearray]) -> None:
         """A worker says something."""
         match news:
             case JobProgressed():

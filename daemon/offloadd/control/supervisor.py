@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from offload_protocol.codec import UNREADABLE
 from offload_protocol.errors import WorkerCrashed
-from offloadd.channel.framing import ChannelClosed, ControlEnd, Frame
+from offloadd.channel.framing import ControlEnd, Frame
 from offloadd.channel.messages import DeviceReport, ToWorker, WorkerNews
 from offloadd.control.deaths import Death, OomCount, death
 from offloadd.control.worker_output import WorkerOutput
@@ -53,7 +53,7 @@ class Overseer(Protocol):
     def on_worker_ready(self, report: DeviceReport) -> None:
         """A worker has found its device and takes orders."""
 
-    def on_worker_news(self, news: WorkerNews, frames: list[bytes]) -> None:
+    def on_worker_news(self, news: WorkerNews, frames: list[bytearray]) -> None:
         """A worker says something."""
 
     def on_worker_lost(self, death: Death) -> None:
@@ -137,7 +137,7 @@ class Supervisor:
         self.pid, self._ready_s = process.pid, None
         output = WorkerOutput(process.pid)
         reading = asyncio.create_task(output.follow(process.stdout))
-        self._channel = await ControlEnd.open(ours)
+        self._channel = ControlEnd(ours)
         if self._stopping.is_set():
             self._channel.close()
         spoke_nonsense = False
@@ -156,18 +156,19 @@ class Supervisor:
 
     async def _listen(self, channel: ControlEnd, overseer: Overseer) -> bool:
         """Take news until the channel ends; True where it was ended for what came."""
-        while True:
-            try:
-                news, frames = await channel.receive()
-            except ChannelClosed:
-                return False
-            except UNREADABLE as error:
-                _log.error("the worker sent a message that cannot be read: %s", error)
-                return True
+
+        def take(news: WorkerNews, frames: list[bytearray]) -> None:
             if self._ready_s is None and isinstance(news, DeviceReport):
                 self.state, self._ready_s = "ready", self._clock()
                 overseer.on_worker_ready(news)
             overseer.on_worker_news(news, frames)
+
+        try:
+            await channel.listen(take)
+        except UNREADABLE as error:
+            _log.error("the worker sent a message that cannot be read: %s", error)
+            return True
+        return False
 
     async def _end(self, process: asyncio.subprocess.Process) -> int:
         try:
