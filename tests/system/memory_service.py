@@ -54,7 +54,7 @@ def use_weights(arena: ArenaClient, reader: DiskReader, is_first: bool) -> dict[
 async def serve() -> None:
     notifier = Notifier(os.environ)
     ours, theirs = socket.socketpair()
-    end = await ControlEnd.open(ours)
+    end = ControlEnd(ours)
     memory = HostMemory(
         lambda message, descriptors: end.send(message, (), descriptors),
         lambda held_bytes: 1 << 30,
@@ -75,19 +75,13 @@ async def serve() -> None:
 
     threading.Thread(target=receive, daemon=True).start()
     is_first = not STATUS.exists()
-    using = asyncio.create_task(asyncio.to_thread(use_weights, arena, reader, is_first))
-    listening = asyncio.create_task(end.receive())
-    is_told = False
-    while True:
-        await asyncio.wait((listening, using), return_when=asyncio.FIRST_COMPLETED, timeout=0.1)
-        if listening.done():
-            memory.on_news(listening.result()[0])  # type: ignore[arg-type]
-            listening = asyncio.create_task(end.receive())
-        elif using.done() and not is_told:
-            # Everything that was said is heard, so what is to be kept has been handed over.
-            is_told = True
-            STATUS.write_text(json.dumps({"pid": os.getpid(), **using.result()}))
-            notifier.ready("has looked")
+    listening = asyncio.create_task(end.listen(lambda news, _: memory.on_news(news)))  # type: ignore[arg-type]
+    facts = await asyncio.to_thread(use_weights, arena, reader, is_first)
+    while any(one.filler is not None for one in memory.catalogue.segments.values()):
+        await asyncio.sleep(0.01)
+    STATUS.write_text(json.dumps({"pid": os.getpid(), **facts}))
+    notifier.ready("has looked")
+    await listening
 
 
 if __name__ == "__main__":
