@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from offloadd.offload.absent import AbsentWeight, Place, absent_weight
-from offloadd.offload.groups import Group, Grouping
+from offloadd.offload.grouping import Group, Grouping
 from offloadd.offload.reads import StrayReads
 
 

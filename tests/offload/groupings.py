@@ -7,7 +7,8 @@ import torch
 from offload.tiny_models import TINY_MODELS
 from torch import nn
 
-from offloadd.offload.groups import Grouping, GroupOptions
+from offloadd.offload.grouping import Grouping
+from offloadd.offload.groups import GroupOptions
 from offloadd.offload.ties import is_within
 
 FAMILIES = sorted(TINY_MODELS)

@@ -11,7 +11,8 @@ from offload.group_runner import GroupRunner
 from torch import nn
 
 from offloadd.offload.absent import AbsentWeight, absent_weight
-from offloadd.offload.groups import Grouping, GroupOptions, group_module
+from offloadd.offload.grouping import Grouping
+from offloadd.offload.groups import GroupOptions, group_module
 from offloadd.offload.reads import StrayRead, regroup
 
 LEAVES = GroupOptions("leaf_level", small_limit_bytes=0)

@@ -19,7 +19,7 @@ from torch import nn
 
 from offloadd.offload.absent import WeightReader, absent_weight
 from offloadd.offload.forms import Form, stored_form
-from offloadd.offload.groups import Group, TensorRef
+from offloadd.offload.grouping import Group, TensorRef
 from offloadd.offload.scratch import Scratch
 from offloadd.store.layout import Layout
 

@@ -21,7 +21,7 @@ from offloadd.offload.adapters import AdapterMemory, Own
 from offloadd.offload.binding import Binding, bind_group
 from offloadd.offload.casting import Casting, round_buffers
 from offloadd.offload.executor import Executor, Streamed
-from offloadd.offload.groups import Group, Grouping, TensorRef
+from offloadd.offload.grouping import Group, Grouping, TensorRef
 from offloadd.offload.held import HeldLoader
 from offloadd.offload.hooks import Hooks
 from offloadd.offload.host_memory import bytes_of, view_of

@@ -24,7 +24,8 @@ from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
 from offloadd.offload.executor import Executor
 from offloadd.offload.fusing import Fused, fuse_adapters
-from offloadd.offload.groups import Grouping, GroupOptions, group_module
+from offloadd.offload.grouping import Grouping
+from offloadd.offload.groups import GroupOptions, group_module
 from offloadd.offload.plan import Plan, make_plan
 from offloadd.offload.planning import Planning, Terms, first_input
 from offloadd.offload.staging import Staging

@@ -20,7 +20,7 @@ from offload_protocol.errors import InvalidRequest, OutOfMemory
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.adapters import rolled_back
 from offloadd.offload.component import Component
-from offloadd.offload.groups import TensorRef
+from offloadd.offload.grouping import TensorRef
 from offloadd.offload.host_memory import view_of
 from offloadd.store.derived_source import DerivedSource, Range
 

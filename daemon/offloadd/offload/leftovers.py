@@ -15,7 +15,7 @@ from torch import nn
 
 from offloadd.offload.absent import WeightReader
 from offloadd.offload.binding import Binding, bind_tensor, convert
-from offloadd.offload.groups import TensorRef
+from offloadd.offload.grouping import TensorRef
 from offloadd.offload.tier import DeviceTier, Region
 from offloadd.offload.transfers import Load, Loader
 from offloadd.store.layout import Layout, align

@@ -15,7 +15,7 @@ from offload_protocol.errors import OutOfMemory
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.component import Component
 from offloadd.offload.executor import Executor
-from offloadd.offload.groups import Grouping
+from offloadd.offload.grouping import Grouping
 from offloadd.offload.plan import Measured, Plan, PlanInput, correct_plan, keep_better, make_plan
 from offloadd.offload.reads import regroup
 from offloadd.offload.trace import StepFigures, StepTrace, fit_link

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from offloadd.offload.absent import Place
-from offloadd.offload.groups import GroupDraft, Grouping, TensorRef, assemble
+from offloadd.offload.grouping import GroupDraft, Grouping, TensorRef, assemble
 from offloadd.offload.ties import is_within
 
 MERGED_RATIO = 4
