@@ -81,6 +81,8 @@ class AsyncClient(Looping):
         job_id: str | None = None,
         queue_timeout_s: float | None = None,
         run_timeout_s: float | None = None,
+        detached: bool = False,
+        keep_alive_s: float | None = None,
         **arguments: Any,
     ) -> Result:
         """Draw, and wait for the result; arguments and errors as for `Client.generate`.
@@ -104,6 +106,8 @@ class AsyncClient(Looping):
             job=job_id,
             queue_timeout_s=queue_timeout_s,
             run_timeout_s=run_timeout_s,
+            detached=detached,
+            keep_alive_s=keep_alive_s,
         )
         record, seen = job._record, 0
         with self._cancelling(record):
@@ -129,6 +133,8 @@ class AsyncClient(Looping):
         job_id: str | None = None,
         queue_timeout_s: float | None = None,
         run_timeout_s: float | None = None,
+        detached: bool = False,
+        keep_alive_s: float | None = None,
         **arguments: Any,
     ) -> AsyncJob:
         """Queue a job and return at once; arguments and errors as for `Client.submit`.
@@ -148,6 +154,8 @@ class AsyncClient(Looping):
             job=job_id,
             queue_timeout_s=queue_timeout_s,
             run_timeout_s=run_timeout_s,
+            detached=detached,
+            keep_alive_s=keep_alive_s,
         )
 
     async def job(self, job_id: str, *, timeout_s: float | None = None) -> AsyncJob:
@@ -198,3 +206,16 @@ class AsyncClient(Looping):
     async def unload(self, name: str, *, timeout_s: float | None = None) -> None:
         """Take a model out of memory; returns when the memory is free. Raises `UnknownModel`."""
         await self._ask(messages.Unload, timeout_s, None, name=name)
+
+    async def pin(self, name: str, *, timeout_s: float | None = None) -> ModelInfo:
+        """Load a model and keep it in memory until `unpin` or `unload`; for administrators."""
+        return convert(await self._ask(messages.Pin, timeout_s, None, name=name), ModelInfo)
+
+    async def unpin(self, name: str, *, timeout_s: float | None = None) -> ModelInfo:
+        """Let a pinned model go as any other; for administrators."""
+        result = await self._ask(messages.Unpin, timeout_s, QUICK_TIMEOUT_S, name=name)
+        return convert(result, ModelInfo)
+
+    async def drain(self, *, timeout_s: float | None = None) -> None:
+        """Let the daemon take no new jobs; returns when the last one ended; for administrators."""
+        await self._ask(messages.Drain, timeout_s, None)

@@ -63,7 +63,10 @@ class Looping:
                 await self._open()
 
     async def close(self) -> None:
-        """Close the connection. Jobs that were submitted run on. May be called twice."""
+        """Close the connection; the daemon then cancels this client's jobs, unless `detached`.
+
+        May be called twice.
+        """
         if self._core.life is not Life.CLOSED:
             self._core.life = Life.CLOSED
             self._detach()

@@ -58,7 +58,10 @@ class Blocking:
                 self._open()
 
     def close(self) -> None:
-        """Close the connection. Jobs that were submitted run on. May be called twice."""
+        """Close the connection; the daemon then cancels this client's jobs, unless `detached`.
+
+        May be called twice.
+        """
         if self._core.is_inherited:
             self._core.life = Life.CLOSED
             return

@@ -93,6 +93,8 @@ class Client(Blocking):
         job_id: str | None = None,
         queue_timeout_s: float | None = None,
         run_timeout_s: float | None = None,
+        detached: bool = False,
+        keep_alive_s: float | None = None,
         **arguments: Any,
     ) -> Result:
         """Draw, and wait for the result.
@@ -120,6 +122,10 @@ class Client(Blocking):
                 from any process, gives the same job instead of a second one.
             queue_timeout_s: give up when the job has not begun after this time.
             run_timeout_s: give up when it has run for this time.
+            detached: the job goes on when this program has gone. Otherwise it is cancelled then,
+                2 s after the connection ended.
+            keep_alive_s: how long the model stays in memory after this job; below 0 for ever. By
+                default as the model or the daemon is set.
             arguments: any argument of the hosted pipeline's call, such as `height`, `width`,
                 `guidance_scale`, `negative_prompt`, `image`. Numbers, texts, lists, maps, numpy
                 arrays and PIL images can be sent.
@@ -145,6 +151,8 @@ class Client(Blocking):
             job=job_id,
             queue_timeout_s=queue_timeout_s,
             run_timeout_s=run_timeout_s,
+            detached=detached,
+            keep_alive_s=keep_alive_s,
         )
         record, seen = job._record, 0
         with self._cancelling(record):
@@ -168,6 +176,8 @@ class Client(Blocking):
         job_id: str | None = None,
         queue_timeout_s: float | None = None,
         run_timeout_s: float | None = None,
+        detached: bool = False,
+        keep_alive_s: float | None = None,
         **arguments: Any,
     ) -> Job:
         """Queue a job and return at once; arguments and errors as for `generate`.
@@ -187,6 +197,8 @@ class Client(Blocking):
             job=job_id,
             queue_timeout_s=queue_timeout_s,
             run_timeout_s=run_timeout_s,
+            detached=detached,
+            keep_alive_s=keep_alive_s,
         )
 
     def job(self, job_id: str, *, timeout_s: float | None = None) -> Job:
@@ -245,3 +257,15 @@ class Client(Blocking):
     def unload(self, name: str, *, timeout_s: float | None = None) -> None:
         """Take a model out of memory; returns when the memory is free. Raises `UnknownModel`."""
         self._ask(messages.Unload, timeout_s, None, name=name)
+
+    def pin(self, name: str, *, timeout_s: float | None = None) -> ModelInfo:
+        """Load a model and keep it in memory until `unpin` or `unload`; for administrators."""
+        return convert(self._ask(messages.Pin, timeout_s, None, name=name), ModelInfo)
+
+    def unpin(self, name: str, *, timeout_s: float | None = None) -> ModelInfo:
+        """Let a pinned model go as any other; for administrators."""
+        return convert(self._ask(messages.Unpin, timeout_s, QUICK_TIMEOUT_S, name=name), ModelInfo)
+
+    def drain(self, *, timeout_s: float | None = None) -> None:
+        """Let the daemon take no new jobs; returns when the last one ended; for administrators."""
+        self._ask(messages.Drain, timeout_s, None)

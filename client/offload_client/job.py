@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Job:
     """One request to draw, as `Client.submit` and `Client.job` give it.
 
-    Safe from threads. The job does not depend on this object: it runs on when the object is gone,
-    and `client.job(id)` comes back to it, from another process too, until its result was taken.
+    Safe from threads. The job does not depend on this object, but on the client's connection,
+    unless it was submitted with `detached`. `client.job(id)` comes back to it, from another process
+    too, until its result was taken.
     """
 
     def __init__(self, client: Blocking, record: JobRecord) -> None:

@@ -214,6 +214,60 @@ def unload(
 
 
 @app.command()
+def pin(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load a model and keep it in memory."""
+    common = _common(ctx, endpoint, as_json)
+    with _daemon(common) as client:
+        model = client.pin(name)
+    from offload_protocol.codec import plain
+    from offloadctl import output
+
+    if common.as_json:
+        output.print_json(plain(model))
+    else:
+        output.print_line(f"pinned {name}")
+
+
+@app.command()
+def unpin(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a pinned model leave memory as any other."""
+    common = _common(ctx, endpoint, as_json)
+    with _daemon(common) as client:
+        model = client.unpin(name)
+    from offload_protocol.codec import plain
+    from offloadctl import output
+
+    if common.as_json:
+        output.print_json(plain(model))
+    else:
+        output.print_line(f"unpinned {name}")
+
+
+@app.command()
+def drain(ctx: typer.Context, endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
+    """Let the daemon take no new jobs, and wait until the last one has ended."""
+    common = _common(ctx, endpoint, as_json)
+    with _daemon(common) as client:
+        client.drain()
+    from offloadctl import output
+
+    if common.as_json:
+        output.print_json({"drained": True})
+    else:
+        output.print_line("drained: no job is left, and no new one is taken")
+
+
+@app.command()
 def cancel(
     ctx: typer.Context,
     job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `jobs` shows it.")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,9 +74,14 @@ def ps_tables(models: Sequence[ModelInfo], jobs: Sequence[JobInfo]) -> list[Tabl
                 format_size(sum(part.streamed_bytes for part in parts)),
                 format_size(sum(part.host_bytes for part in parts)),
                 ", ".join(running) or "-",
+                _until(model),
+                model.reason or "-",
             )
         )
-    headings = ("MODEL", "STATE", "OFFLOAD", ">RESIDENT", ">STREAMED", ">HOST", "RUNNING")
+    headings = (
+        *("MODEL", "STATE", "OFFLOAD", ">RESIDENT", ">STREAMED", ">HOST"),
+        *("RUNNING", "UNTIL", "REASON"),
+    )
     return [Table("models", headings, rows), _components_table(models)]
 
 
@@ -169,6 +175,14 @@ def _place(job: JobInfo) -> str:
     if job.position is not None:
         return f"#{job.position}"
     return f"{job.step}/{job.steps}" if job.steps else ""
+
+
+def _until(model: ModelInfo) -> str:
+    if model.pinned:
+        return "pinned"
+    if model.expires_at is None:
+        return "-"
+    return time.strftime("%H:%M:%S", time.localtime(model.expires_at))
 
 
 def _spent(job: JobInfo) -> str:

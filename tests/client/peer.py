@@ -160,6 +160,12 @@ class Peer:
     def _on_models(self, caller: Caller, request: Any) -> None:
         caller.reply(request, {"models": [{"name": "shapes", "state": "ready", "future": 1}]})
 
+    def _on_pin(self, caller: Caller, request: Any) -> None:
+        caller.reply(request, {"name": request.name, "pinned": True})
+
+    def _on_unpin(self, caller: Caller, request: Any) -> None:
+        caller.reply(request, {"name": request.name})
+
     def _on_load(self, caller: Caller, request: Any) -> None:
         caller.reply(request, {"name": request.name, "source": request.source or ""})
 

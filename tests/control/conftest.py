@@ -186,6 +186,17 @@ def serve(tmp_path: Path, endpoint: str, context: zmq.asyncio.Context) -> Serve:
     return start
 
 
+@pytest.fixture
+def daemons() -> Iterator[list[Any]]:
+    """Daemons in processes of their own (`control.processes.Daemon`); ended with the test."""
+    daemons: list[Any] = []
+    yield daemons
+    for daemon in daemons:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.wait()
+
+
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
     """Wait for a condition that is asked again and again."""
     async with asyncio.timeout(timeout_s):

@@ -176,6 +176,9 @@ def test_stats_are_one_json_object(start: Start) -> None:
         (("models",), "shapes"),
         (("load", "m", "/models/m"), "/models/m"),
         (("unload", "m"), "unloaded m"),
+        (("pin", "m"), "pinned m"),
+        (("unpin", "m"), "unpinned m"),
+        (("drain",), "no job is left"),
         (("cancel", "j"), "j cancelled"),
     ],
 )

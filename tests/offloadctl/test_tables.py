@@ -75,14 +75,18 @@ def test_ps_adds_up_a_models_bytes_and_names_what_runs() -> None:
         ComponentInfo(name="vae", bytes=1 << 20, resident_bytes=1 << 20, host_bytes=1 << 20),
         ComponentInfo(name="scheduler"),
     ]
-    model = ModelInfo(name="m", state="ready", offload="group", components=parts)
+    model = ModelInfo(
+        name="m", state="ready", offload="group", components=parts, pinned=True, reason="loaded"
+    )
     jobs = [
         JobInfo(job="j1", model="m", state="running", step=2, steps=4),
         JobInfo(job="j2", model="m", state="queued", position=1),
         JobInfo(job="j3", model="other", state="running"),
     ]
     table, components = ps_tables([model], jobs)
-    assert table.rows == [("m", "ready", "group", "2.0 MiB", "2.0 MiB", "1.0 MiB", "j1 2/4")]
+    assert table.rows == [
+        ("m", "ready", "group", "2.0 MiB", "2.0 MiB", "1.0 MiB", "j1 2/4", "pinned", "loaded")
+    ]
     assert [row[0] for row in components.rows] == ["m/unet", "m/vae"]
 
 

@@ -1,0 +1,353 @@
+"""How long models stay in memory: the order of settings, pins, and the moments around an expiry."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from control.conftest import Serve, until
+
+from offload_protocol.errors import ModelLoadFailed, Unauthorized
+from offload_protocol.limits import DEFAULT_LIMITS
+from offload_protocol.messages import (
+    ErrorInfo,
+    Load,
+    ModelInfo,
+    Models,
+    Outcome,
+    Pin,
+    Submit,
+    Unload,
+    Unpin,
+)
+from offloadd.channel.messages import (
+    CancelJob,
+    JobEnded,
+    LoadModel,
+    ModelDescribed,
+    ModelFailed,
+    ModelLoaded,
+    ModelUnloaded,
+    Register,
+    RunJob,
+    ToWorker,
+    UnloadModel,
+)
+from offloadd.channel.specs import ModelSpec
+from offloadd.config import Config
+from offloadd.control.admission import Admission
+from offloadd.control.arguments import Bounds as ArgumentBounds
+from offloadd.control.clocks import Clocks
+from offloadd.control.dispatcher import Dispatcher
+from offloadd.control.endings import Endings
+from offloadd.control.jobs import Job, Owner
+from offloadd.control.journal.journal import Accepted
+from offloadd.control.keep_alive import KeepAlive
+from offloadd.control.models import ModelTable
+from offloadd.control.roles import Roles
+from offloadd.control.scheduler import Bounds, Scheduler
+
+OWNER = Owner(1, "1:s", "p")
+
+
+class InstantJournal:
+    """Says at once that something is written; tests of the journal itself are elsewhere."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def new_number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def accept(self, job: Accepted, frames: Sequence[Any], told: Any) -> None:
+        told(None)
+
+    def end(self, *row: Any) -> None:
+        row[-1](None)
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def job_moved(self, job: Job) -> None:
+        pass
+
+    def job_finished(self, job: Job) -> None:
+        pass
+
+
+class Plane:
+    """The control plane's pure parts on a fake clock, with a worker that answers when it is let."""
+
+    def __init__(self, spec: ModelSpec, default_s: float = 100.0) -> None:
+        self.now_s = 0.0
+        self.orders: list[ToWorker] = []
+        self.in_memory = False
+        self.running: str | None = None
+        clocks = Clocks(lambda: self.now_s, lambda: 1e9 + self.now_s, lambda: 1)
+        journal: Any = InstantJournal()
+        self.models = ModelTable([spec], self.orders.append, clocks.monotonic_s)
+        self.endings = Endings(
+            *(1 << 20, 3600.0, clocks, journal, Quiet()),
+            on_ended=lambda job: self.keep_alive.job_ended(job),
+        )
+        self.keep_alive = KeepAlive(self.models, self.endings.table.uses, default_s, clocks)
+        bounds = ArgumentBounds(10, 10**6, 1, 1)
+        self.dispatcher = Dispatcher(
+            Scheduler(Bounds(100, 100, 10**6, 30.0), lambda _: 0.0),
+            self.models,
+            self.endings,
+            Admission(self.models, DEFAULT_LIMITS, bounds, clocks),
+            journal,
+            clocks.monotonic_s,
+            Quiet(),
+            lambda order, frames: self.orders.append(order),
+        )
+        self.models.worker_ready()
+        self.work()
+        self.dispatcher.worker_ready()
+
+    @property
+    def model(self) -> ModelInfo:
+        (model,) = self.models
+        return model.info()
+
+    def submit(self, job: str, **fields: Any) -> Job:
+        return self.dispatcher.submit(OWNER, Submit(rid=1, job=job, model="m", **fields), ())
+
+    def tick(self) -> None:
+        self.dispatcher.tick()
+        self.keep_alive.tick()
+
+    def work(self, orders: int = 1000) -> None:
+        """Let the worker do what it was told, in its order."""
+        while self.orders and orders:
+            orders -= 1
+            match self.orders.pop(0):
+                case Register():
+                    self.models.described(
+                        ModelDescribed(
+                            name="m",
+                            pipeline="P",
+                            dtype="",
+                            offload="",
+                            components=[],
+                            parameters=[],
+                        )
+                    )
+                case LoadModel():
+                    self.load()
+                case UnloadModel():
+                    assert self.running is None, "in the middle of a turn"
+                    self.in_memory = False
+                    self.models.unloaded(ModelUnloaded(name="m"))
+                case RunJob(job=job):
+                    if not self.in_memory:
+                        self.load()
+                    self.running = job
+                case CancelJob():
+                    pass
+
+    def load(self) -> None:
+        self.in_memory = True
+        self.models.loaded(ModelLoaded(name="m", offload="", components=[], loading_s=0.0))
+        self.keep_alive.model_loaded("m")
+
+    def end(self) -> None:
+        """End the running job."""
+        assert self.running is not None
+        job, self.running = self.running, None
+        self.dispatcher.ended(JobEnded(job=job, outcome=Outcome(outputs={}, seeds=[1])), ())
+
+    def draw(self, job: str, **fields: Any) -> None:
+        """Run a job from its submission to its end."""
+        self.submit(job, **fields)
+        self.work()
+        self.end()
+        self.work()
+
+
+@pytest.mark.parametrize(
+    ("of_request", "of_model", "of_daemon", "stays_s"),
+    [
+        (None, None, 100.0, 100.0),
+        (None, 50.0, 100.0, 50.0),
+        (20.0, 50.0, 100.0, 20.0),
+        (0.0, 50.0, 100.0, 0.0),
+        (None, 0.0, 100.0, 0.0),
+        (-1.0, 50.0, 100.0, None),
+        (None, -1.0, 100.0, None),
+        (None, None, -1.0, None),
+        (20.0, -1.0, -1.0, 20.0),
+    ],
+)
+def test_the_request_goes_before_the_model_and_the_model_before_the_daemon(
+    of_request: float | None, of_model: float | None, of_daemon: float, stays_s: float | None
+) -> None:
+    plane = Plane(ModelSpec(name="m", source="/m", keep_alive=of_model), of_daemon)
+    plane.draw("a", keep_alive_s=of_request)
+    expires_at = None if stays_s is None else 1e9 + stays_s
+    assert plane.model.expires_at == expires_at
+    plane.now_s = 1e6 if stays_s is None else max(stays_s - 0.001, 0.0)
+    plane.tick()
+    plane.work()
+    assert plane.in_memory == (stays_s != 0.0)
+    if stays_s is not None:
+        plane.now_s = stays_s
+        plane.tick()
+        plane.work()
+        assert not plane.in_memory
+        assert plane.model.reason.startswith("left: not used for ")
+        assert plane.model.state == "registered"
+
+
+def test_each_use_begins_the_time_anew() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"))
+    for _ in range(3):
+        plane.draw(f"job{plane.now_s}")
+        plane.now_s += 99.0
+        plane.tick()
+        plane.work()
+        assert plane.in_memory
+
+
+def test_a_model_is_not_asked_to_leave_while_a_job_needs_it() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"), default_s=0.0)
+    plane.submit("a")
+    plane.submit("b")
+    plane.work()
+    for _ in range(2):
+        plane.now_s += 1000.0
+        plane.tick()
+        assert not any(isinstance(order, UnloadModel) for order in plane.orders)
+        plane.end()
+        plane.tick()
+        if plane.orders:
+            plane.work()
+
+
+def test_keep_alive_boundary_a_thousand_requests_around_the_expiry_are_never_stuck() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"), default_s=100.0)
+    source = random.Random(1)
+    plane.draw("first")
+    left = 0
+    for number in range(1000):
+        model = next(iter(plane.models))
+        if model.idle_until_s is not None:
+            plane.now_s = model.idle_until_s + source.choice((-1e-3, -1e-9, 0.0, 1e-9, 1e-3))
+        # Clock, client and worker come in any order, and the worker may be in the middle of things.
+        steps = [plane.tick, lambda: plane.work(source.randint(0, 2)), plane.tick]
+        source.shuffle(steps)
+        at = source.randint(0, len(steps))
+        for place in range(len(steps) + 1):
+            if place == at:
+                job = plane.submit(f"job{number}")
+            if place < len(steps):
+                steps[place]()
+        left += any(isinstance(order, UnloadModel) for order in plane.orders)
+        plane.work()
+        assert plane.in_memory, f"{number}: the model is not there"
+        assert plane.running == job.key, f"{number}: the job does not run"
+        plane.end()
+        assert job.state == "done"
+        plane.work()
+    assert left > 100, "the expiry was hit"
+
+
+# --- with a server ----------------------------------------------------------------------------
+
+
+async def states(client: Any) -> dict[str, Any]:
+    return {row["name"]: row for row in (await client.ask(Models))["models"]}
+
+
+async def test_a_model_that_is_not_used_leaves_and_says_why(serve: Serve) -> None:
+    config = Config.model_validate({"hosting": {"keep_alive": "200ms"}})
+    async with serve(config) as rig:
+        client = await rig.client()
+        await client.ask(Load, name="good")
+        await client.submit("a")
+        await client.end_of("a")
+
+        async def has_left() -> bool:
+            return bool((await states(client))["good"]["reason"].startswith("left: not used"))
+
+        await until(has_left)
+        await client.submit("b")
+        finished, _ = await client.end_of("b")
+        assert finished.state == "done"
+
+
+async def test_a_pinned_model_stays_until_it_is_unpinned(serve: Serve) -> None:
+    config = Config.model_validate({"hosting": {"keep_alive": 0}})
+    async with serve(config) as rig:
+        client = await rig.client()
+        pinned = await client.ask(Pin, name="good")
+        assert (pinned["state"], pinned["pinned"], pinned["reason"]) == ("ready", True, "pinned")
+        await client.submit("a")
+        await client.end_of("a")
+        await client.ask(Load, name="other")
+
+        async def other_left() -> bool:
+            return bool((await states(client))["other"]["state"] == "registered")
+
+        await until(other_left)
+        assert (await states(client))["good"]["state"] == "ready"
+        assert (await client.ask(Unpin, name="good"))["pinned"] is False
+
+        async def has_left() -> bool:
+            return bool((await states(client))["good"]["state"] == "registered")
+
+        await until(has_left)
+
+
+async def test_unload_ends_a_pin(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.ask(Pin, name="good")
+        row = await client.ask(Unload, name="good")
+        assert (row["pinned"], row["reason"]) == (False, "left: a client unloaded it")
+
+
+@pytest.mark.parametrize("kind", [Pin, Unpin])
+async def test_pins_are_for_administrators(serve: Serve, kind: Any) -> None:
+    async with serve(roles=Roles(frozenset({4242}))) as rig:
+        client = await rig.client()
+        with pytest.raises(Unauthorized):
+            await client.ask(kind, name="good")
+
+
+async def test_after_a_failed_load_jobs_are_refused_for_a_while_and_told_why(
+    serve: Serve,
+) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        with pytest.raises(ModelLoadFailed):
+            await client.ask(Load, name="broken")
+        with pytest.raises(ModelLoadFailed, match="is truncated") as caught:
+            await client.submit("a", model="broken")
+        first_s = caught.value.details["retry_after_s"]
+        assert 5 < first_s <= 10
+        with pytest.raises(ModelLoadFailed):
+            await client.ask(Load, name="broken")
+        with pytest.raises(ModelLoadFailed) as caught:
+            await client.submit("a", model="broken")
+        assert caught.value.details["retry_after_s"] > first_s
+
+
+def test_a_failed_load_is_tried_again_when_its_pause_is_over() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"))
+    (model,) = plane.models
+    error = ErrorInfo(code="model_load_failed", message="cannot")
+    plane.models.failed(ModelFailed(name="m", error=error))
+    with pytest.raises(ModelLoadFailed):
+        plane.submit("early")
+    plane.now_s = model.retry_at_s
+    plane.draw("late")
+    assert model.failures == 0
