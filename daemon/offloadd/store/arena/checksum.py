@@ -1,9 +1,11 @@
-"""The checksum of a segment: the CRC-32 of each 16 MiB of it, in order.
+"""The checksum of a segment: for each 16 MiB of it, the CRC-32 of its pages' sums, in order.
 
-zlib's CRC-32 releases the interpreter lock, and each part can be taken as soon as it was read (3.6
-GB/s of one core of the two-core virtual machine on which adler32 gave 2.4, SHA-256 1.3 and BLAKE2b
-0.7). It tells damaged memory from sound memory and proposes which segments may be equal; that they
-are is only ever decided by comparing all bytes.
+A page's sum is that of its 64-bit words, modulo 2^64. So every change of one word, every lost or
+exchanged page and every torn write shows; words that change places within a page do not, which no
+fault of memory or of a dying process does. It costs a third of a CRC of all bytes (8.3 against 3.6
+GB/s on one core of a two-core virtual machine; SHA-256 1.3, BLAKE2b 0.7), which counts where
+reading takes both cores. It proposes which segments may be equal; that they are is only ever
+decided by comparing all bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
+import numpy as np
+
 PART_BYTES = 16 * 1024 * 1024
+PAGE_BYTES = 4096
 
 
 def parts(size_bytes: int) -> Iterator[tuple[int, int]]:
@@ -21,8 +26,9 @@ def parts(size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def part_checksum(part: memoryview) -> bytes:
-    """Four bytes for one part."""
-    return zlib.crc32(part).to_bytes(4, "big")
+    """Four bytes for one part, which is whole pages. Releases the interpreter lock."""
+    words = np.frombuffer(part, np.uint64).reshape(-1, PAGE_BYTES // 8)
+    return zlib.crc32(words.sum(axis=1, dtype=np.uint64)).to_bytes(4, "big")
 
 
 def checksum_of(segment: memoryview) -> bytes:

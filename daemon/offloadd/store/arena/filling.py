@@ -6,13 +6,16 @@ that another process filled is checked against the checksum that it left, by sev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from offloadd.store.arena.checksum import part_checksum, parts
+from offloadd.store.arena.checksum import PART_BYTES, checksum_of, part_checksum, parts
 from offloadd.store.arena.holdings import Extent
 from offloadd.store.source import WeightSource
+
+READ_BYTES = 4 * PART_BYTES
+"""How much is read at once: large enough for all reader threads to take full chunks of it."""
 
 OnBytes = Callable[[int, int], None]
 """Told how many bytes of an extent are there, and of how many; may raise to stop."""
@@ -53,7 +56,7 @@ def fill(
         for piece in pieces:
             futures = [
                 (low, high, _read(extent, piece, low, high, source))
-                for low, high in parts(extent.sizes[piece])
+                for low, high in _reads(extent.sizes[piece])
             ]
             waiting += [future for _, _, future in futures]
             plan.append((piece, futures))
@@ -61,7 +64,7 @@ def fill(
             view, checksum = extent.bytes_of(piece), b""
             for low, high, future in futures:
                 future.result()
-                checksum += part_checksum(view[low:high])
+                checksum += checksum_of(view[low:high])
                 progress.add(high - low)
             extent.memory.protect(extent.offsets[piece], extent.sizes[piece])
             on_filled(piece, checksum)
@@ -70,6 +73,11 @@ def fill(
         for future in waiting:
             future.cancel()
         wait(waiting)
+
+
+def _reads(size_bytes: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, size_bytes, READ_BYTES):
+        yield start, min(start + READ_BYTES, size_bytes)
 
 
 def _read(extent: Extent, piece: int, low: int, high: int, source: WeightSource) -> Future[int]:
