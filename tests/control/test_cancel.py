@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
+from pathlib import Path
 
 import pytest
 from control.conftest import Serve, until
 
 from offload_protocol.errors import Busy, UnknownJob
-from offload_protocol.messages import Cancel, Jobs, Stats
+from offload_protocol.messages import Cancel, Jobs, Stats, Submit, Taken
 from offloadd.config import Config
 from offloadd.control.roles import Roles
 
@@ -128,3 +131,29 @@ async def test_own_jobs_are_seen_from_every_program_of_a_user(serve: Serve) -> N
         await two.ask(Cancel, job="a")
         finished, _ = await one.end_of("a")
         assert finished.state == "cancelled"
+
+
+async def test_many_jobs_cancelled_at_random_points_leave_nothing_behind(
+    serve: Serve, tmp_path: Path
+) -> None:
+    source = random.Random(4)
+    async with serve() as rig:
+        client = await rig.client()
+        image = {"$image": 0, "mode": "RGB", "size": [100, 100]}
+        for number in range(200):
+            job, prompt = f"job{number}", source.choice(["hang", "steps 2", "echo"])
+            arguments = {"prompt": prompt, "image": image}
+            await client.ask(Submit, [bytes(30_000)], job=job, model="good", arguments=arguments)
+            await asyncio.sleep(source.choice([0.0, 0.0, 0.005, 0.02]))
+            await client.ask(Cancel, job=job)
+            await client.end_of(job)
+            await client.ask(Taken, job=job)
+        stats = await client.ask(Stats)
+        assert (stats["queue"]["depth"], stats["queue"]["running"]) == (0, 0)
+        assert stats["jobs"]["results_kept"] == stats["jobs"]["results_kept_bytes"] == 0
+        assert stats["jobs"]["cancelled_total"] + stats["jobs"]["completed_total"] == 200
+        await client.submit("next", seed=3)
+        finished, _ = await client.end_of("next")
+        assert finished.outcome is not None
+        assert finished.outcome.seeds == [3]
+    assert list((tmp_path / "frames").iterdir()) == []

@@ -3,174 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from control.conftest import Serve, until
+from control.plane import Plane
 
 from offload_protocol.errors import ModelLoadFailed, Unauthorized
-from offload_protocol.limits import DEFAULT_LIMITS
-from offload_protocol.messages import (
-    ErrorInfo,
-    Load,
-    ModelInfo,
-    Models,
-    Outcome,
-    Pin,
-    Submit,
-    Unload,
-    Unpin,
-)
-from offloadd.channel.messages import (
-    CancelJob,
-    JobEnded,
-    LoadModel,
-    ModelDescribed,
-    ModelFailed,
-    ModelLoaded,
-    ModelUnloaded,
-    Register,
-    RunJob,
-    ToWorker,
-    UnloadModel,
-)
+from offload_protocol.messages import ErrorInfo, Load, Models, Pin, Unload, Unpin
+from offloadd.channel.messages import ModelFailed, UnloadModel
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
-from offloadd.control.admission import Admission
-from offloadd.control.arguments import Bounds as ArgumentBounds
-from offloadd.control.clocks import Clocks
-from offloadd.control.dispatcher import Dispatcher
-from offloadd.control.endings import Endings
-from offloadd.control.jobs import Job, Owner
-from offloadd.control.journal.journal import Accepted
-from offloadd.control.keep_alive import KeepAlive
-from offloadd.control.models import ModelTable
 from offloadd.control.roles import Roles
-from offloadd.control.scheduler import Bounds, Scheduler
-
-OWNER = Owner(1, "1:s", "p")
-
-
-class InstantJournal:
-    """Says at once that something is written; tests of the journal itself are elsewhere."""
-
-    def __init__(self) -> None:
-        self.numbers = 0
-
-    def new_number(self) -> int:
-        self.numbers += 1
-        return self.numbers
-
-    def accept(self, job: Accepted, frames: Sequence[Any], told: Any) -> None:
-        told(None)
-
-    def end(self, *row: Any) -> None:
-        row[-1](None)
-
-    def forget(self, number: int) -> None:
-        pass
-
-
-class Quiet:
-    """Nobody watches."""
-
-    def job_moved(self, job: Job) -> None:
-        pass
-
-    def job_finished(self, job: Job) -> None:
-        pass
-
-
-class Plane:
-    """The control plane's pure parts on a fake clock, with a worker that answers when it is let."""
-
-    def __init__(self, spec: ModelSpec, default_s: float = 100.0) -> None:
-        self.now_s = 0.0
-        self.orders: list[ToWorker] = []
-        self.in_memory = False
-        self.running: str | None = None
-        clocks = Clocks(lambda: self.now_s, lambda: 1e9 + self.now_s, lambda: 1)
-        journal: Any = InstantJournal()
-        self.models = ModelTable([spec], self.orders.append, clocks.monotonic_s)
-        self.endings = Endings(
-            *(1 << 20, 3600.0, clocks, journal, Quiet()),
-            on_ended=lambda job: self.keep_alive.job_ended(job),
-        )
-        self.keep_alive = KeepAlive(self.models, self.endings.table.uses, default_s, clocks)
-        bounds = ArgumentBounds(10, 10**6, 1, 1)
-        self.dispatcher = Dispatcher(
-            Scheduler(Bounds(100, 100, 10**6, 30.0), lambda _: 0.0),
-            self.models,
-            self.endings,
-            Admission(self.models, DEFAULT_LIMITS, bounds, clocks),
-            journal,
-            clocks.monotonic_s,
-            Quiet(),
-            lambda order, frames: self.orders.append(order),
-        )
-        self.models.worker_ready()
-        self.work()
-        self.dispatcher.worker_ready()
-
-    @property
-    def model(self) -> ModelInfo:
-        (model,) = self.models
-        return model.info()
-
-    def submit(self, job: str, **fields: Any) -> Job:
-        return self.dispatcher.submit(OWNER, Submit(rid=1, job=job, model="m", **fields), ())
-
-    def tick(self) -> None:
-        self.dispatcher.tick()
-        self.keep_alive.tick()
-
-    def work(self, orders: int = 1000) -> None:
-        """Let the worker do what it was told, in its order."""
-        while self.orders and orders:
-            orders -= 1
-            match self.orders.pop(0):
-                case Register():
-                    self.models.described(
-                        ModelDescribed(
-                            name="m",
-                            pipeline="P",
-                            dtype="",
-                            offload="",
-                            components=[],
-                            parameters=[],
-                        )
-                    )
-                case LoadModel():
-                    self.load()
-                case UnloadModel():
-                    assert self.running is None, "in the middle of a turn"
-                    self.in_memory = False
-                    self.models.unloaded(ModelUnloaded(name="m"))
-                case RunJob(job=job):
-                    if not self.in_memory:
-                        self.load()
-                    self.running = job
-                case CancelJob():
-                    pass
-
-    def load(self) -> None:
-        self.in_memory = True
-        self.models.loaded(ModelLoaded(name="m", offload="", components=[], loading_s=0.0))
-        self.keep_alive.model_loaded("m")
-
-    def end(self) -> None:
-        """End the running job."""
-        assert self.running is not None
-        job, self.running = self.running, None
-        self.dispatcher.ended(JobEnded(job=job, outcome=Outcome(outputs={}, seeds=[1])), ())
-
-    def draw(self, job: str, **fields: Any) -> None:
-        """Run a job from its submission to its end."""
-        self.submit(job, **fields)
-        self.work()
-        self.end()
-        self.work()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq.asyncio
 from control.conftest import Serve, until
+from control.plane import Plane
 from control.processes import Daemon, connected, running_job
 
 from offload_protocol import codec
@@ -22,9 +24,24 @@ from offload_protocol.errors import (
     Unauthorized,
     UnknownJob,
 )
-from offload_protocol.messages import Cancel, Drain, Fetch, Jobs, Load, Models, Stats, Submit, Taken
+from offload_protocol.messages import (
+    Cancel,
+    Drain,
+    Fetch,
+    Finished,
+    Jobs,
+    Load,
+    Models,
+    Stats,
+    Submit,
+    Taken,
+)
+from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
 from offloadd.control.journal.frames import FrameFile
+from offloadd.control.journal.journal import Accepted, OpenJob, Recovered
+from offloadd.control.leases import Leases
+from offloadd.control.recovery import recover
 from offloadd.control.roles import Roles
 
 IMAGE = {"$image": 0, "mode": "RGB", "size": [100, 200]}
@@ -222,3 +239,51 @@ async def test_results_on_disk_are_bounded(serve: Serve, tmp_path: Path) -> None
         await client.ask(Fetch, job="job5")
         _, frames = await client.end_of("job5")
         assert frames == [bytes(100_000)]
+
+
+def recovered(name: str, **fields: object) -> OpenJob:
+    request = Submit(rid=1, job=name, model="m", **fields)  # type: ignore[arg-type]
+    accepted = Accepted(1, 7, f"7:of-{name}", "p", request, b"", 1, 5, 1e9 - 100.0)
+    return OpenJob(accepted, ())
+
+
+def test_a_start_renews_the_lease_of_every_client() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"))
+    jobs = Recovered(open=(recovered("attached"), recovered("detached", detached=True)))
+    leases = Leases()
+    recover(jobs, plane.dispatcher, plane.endings, leases, 30.0, plane.clocks)
+    assert leases.expired(29.9) == []
+    assert leases.expired(30.0) == ["7:of-attached"]
+    plane.dispatcher.client_gone("7:of-attached")
+    plane.dispatcher.client_gone("7:of-detached")
+    states = {job.request.job: job.state for job in plane.dispatcher.table}
+    assert states == {"attached": "cancelled", "detached": "queued"}
+
+
+def test_the_time_that_a_daemon_was_down_counts_as_waiting() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"))
+    jobs = Recovered(open=(recovered("a", queue_timeout_s=99.0), recovered("b")))
+    recover(jobs, plane.dispatcher, plane.endings, Leases(), 30.0, plane.clocks)
+    plane.dispatcher.tick()
+    states = {job.request.job: job.state for job in plane.dispatcher.table}
+    assert states == {"a": "failed", "b": "queued"}
+
+
+def test_a_job_whose_arguments_are_lost_or_whose_model_is_gone_says_so() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"))
+    lost = OpenJob(recovered("lost").accepted, StorageFailed("the file is gone"))
+    gone = recovered("gone")
+    request = Submit(rid=1, job="gone", model="no longer there")
+    gone = OpenJob(replace(gone.accepted, request=request), ())
+    recover(
+        Recovered(open=(lost, gone)), plane.dispatcher, plane.endings, Leases(), 30.0, plane.clocks
+    )
+    codes = {}
+    for name in ("lost", "gone"):
+        result = plane.endings.results.get(f"7/{name}")
+        assert result is not None
+        finished = codec.decode_answer(result.body)
+        assert isinstance(finished, Finished)
+        assert finished.error is not None
+        codes[name] = finished.error.code
+    assert codes == {"lost": "storage_failed", "gone": "unknown_model"}

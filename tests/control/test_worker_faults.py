@@ -39,10 +39,11 @@ async def ready(client: WireClient) -> int:
     ("prompt", "details", "says"),
     [
         ("exit 3", {"exit_code": 3, "last_line": "the last words"}, "exit code 3.*the last words"),
+        ("exit 21", {"exit_code": 21, "last_line": "the last words"}, "exit code 21"),
         ("kill SIGSEGV", {"signal": "SIGSEGV", "last_line": ""}, "killed by SIGSEGV"),
     ],
 )
-async def test_a_job_that_killed_two_workers_fails_with_the_cause_and_the_next_one_runs(
+async def test_case_27_a_job_that_killed_two_workers_fails_and_the_next_one_runs(
     serve: Serve, prompt: str, details: dict[str, object], says: str
 ) -> None:
     async with serve() as rig:

@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from offload_protocol import codec
@@ -31,12 +30,13 @@ from offloadd.channel.messages import CancelJob, JobEnded, JobProgressed, RunJob
 from offloadd.control.admission import Admission
 from offloadd.control.deaths import Death
 from offloadd.control.endings import Endings, Watchers
-from offloadd.control.estimates import Estimates, steps_of
+from offloadd.control.estimates import steps_of
 from offloadd.control.hosted_model import HostedModel
 from offloadd.control.jobs import Fingerprint, Job, Owner, check_id, fingerprint, job_key
 from offloadd.control.journal.frames import Frame
 from offloadd.control.journal.journal import Accepted, Journal
 from offloadd.control.models import ModelTable
+from offloadd.control.places import Places
 from offloadd.control.scheduler import Scheduler, Ticket
 
 MAX_STRIKES = 2
@@ -66,11 +66,9 @@ class Dispatcher:
         self._clock = clock
         self._watchers = watchers
         self._order = order
-        self._estimates = Estimates()
+        self._places = Places(scheduler, endings.table, watchers, clock)
         self._has_worker = False
         self._refusal: OffloadError | None = None
-        self._positions_are_old = False
-        self._all_ended: list[asyncio.Future[None]] = []
 
     # --- what clients ask -----------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class Dispatcher:
         if self._refusal is not None:
             raise self._refusal
         job = self._admission.admit(owner, request, frames, mark)
-        retry_after_s = max(self._estimates.typical_s, 1.0)
+        retry_after_s = max(self._places.estimates.typical_s, 1.0)
         self._scheduler.add(self._ticket(job), retry_after_s)
         job.number = self._journal.new_number()
         accepted = Accepted(
@@ -98,7 +96,7 @@ class Dispatcher:
         self._journal.accept(accepted, frames, lambda error: self._written(job, error))
         self.table.add(job)
         job.position = len(self._scheduler)
-        self._positions_are_old = True
+        self._places.changed()
         self._start_next()
         return job
 
@@ -110,7 +108,7 @@ class Dispatcher:
             self._finish(job, _not_hosted(job))
         else:
             self._scheduler.restore(self._ticket(job))
-            self._positions_are_old = True
+            self._places.changed()
 
     def cancel(self, job: Job, reason: OffloadError | None = None) -> None:
         """End a job; nothing happens to one that has ended."""
@@ -132,19 +130,6 @@ class Dispatcher:
     def refuse(self, error: OffloadError | None) -> None:
         """From now on, answer every new job with this error, or, with None, accept them again."""
         self._refusal = error
-
-    def all_ended(self) -> asyncio.Future[None]:
-        """Done when no job is left that has not ended."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._all_ended.append(future)
-        self._tell_whether_all_ended()
-        return future
-
-    def close(self, error: OffloadError) -> None:
-        """Answer those who wait for the end of all jobs."""
-        all_ended, self._all_ended = self._all_ended, []
-        for future in all_ended:
-            future.set_exception(error)
 
     # --- what the worker says -------------------------------------------------------------------
 
@@ -197,15 +182,14 @@ class Dispatcher:
         job = self.running
         if job is None or job.key != news.job:
             return
-        steps, took_s = steps_of(job.request.arguments), self._ran_s(job)
+        steps, took_s = steps_of(job.request.arguments), self._places.ran_s(job)
         self._take_running()
         if news.outcome is None:
             self._finish(job, _reason(job, news))
         elif not job.is_void:
-            self._estimates.note(job.request.model, steps, took_s)
+            self._places.estimates.note(job.request.model, steps, took_s)
             self._endings.complete(job, news.outcome, frames)
         self._start_next()
-        self._tell_whether_all_ended()
 
     # --- what time does -------------------------------------------------------------------------
 
@@ -219,8 +203,7 @@ class Dispatcher:
                 self.cancel(job, DeadlineExceeded(f"the job waited longer than {waited_s} s"))
         self._stop_overdue(now_s)
         self._endings.forget_old(now_s)
-        if self._positions_are_old:
-            self._tell_positions(now_s)
+        self._places.tell(self.running)
 
     def _stop_overdue(self, now_s: float) -> None:
         job = self.running
@@ -229,19 +212,6 @@ class Dispatcher:
         run_s = job.request.run_timeout_s
         if run_s is not None and now_s - job.started_s >= run_s:
             self.cancel(job, DeadlineExceeded(f"the job ran longer than {run_s} s"))
-
-    def _tell_positions(self, now_s: float) -> None:
-        self._positions_are_old = False
-        busy_s = 0.0
-        if self.running is not None:
-            busy_s = max(self._expected_s(self.running) - self._ran_s(self.running), 0.0)
-        for place in self._scheduler.places(now_s, busy_s):
-            job = self.table.get(place.job)
-            if job is not None and job.position != place.position:
-                job.position, job.starts_in_s = place.position, place.starts_in_s
-                self._watchers.job_moved(job)
-            elif job is not None:
-                job.starts_in_s = place.starts_in_s
 
     # --- states ---------------------------------------------------------------------------------
 
@@ -266,7 +236,6 @@ class Dispatcher:
             if job is self.running:
                 self.cancel(job, error)
         job.written(error)
-        self._tell_whether_all_ended()
 
     def _start_next(self) -> None:
         while self._has_worker and self.running is None:
@@ -274,7 +243,7 @@ class Dispatcher:
             ticket = self._scheduler.start_next(now_s, self._is_runnable)
             if ticket is None:
                 return
-            self._positions_are_old = True
+            self._places.changed()
             job, model = self.table.get(ticket.job), self._models.get(ticket.model)
             if job is None or model is None:
                 self._scheduler.stopped(ticket.job, 0.0)
@@ -309,22 +278,14 @@ class Dispatcher:
     def _take_running(self) -> Job | None:
         job, self.running = self.running, None
         if job is not None:
-            self._scheduler.stopped(job.key, self._ran_s(job))
-            self._positions_are_old = True
+            self._scheduler.stopped(job.key, self._places.ran_s(job))
+            self._places.changed()
         return job
 
     def _finish(self, job: Job, error: OffloadError) -> None:
-        self._positions_are_old = True
+        self._places.changed()
         if not job.is_void:
             self._endings.fail(job, error)
-        self._tell_whether_all_ended()
-
-    def _tell_whether_all_ended(self) -> None:
-        if self._all_ended and not self.table.has_live():
-            all_ended, self._all_ended = self._all_ended, []
-            for future in all_ended:
-                if not future.done():
-                    future.set_result(None)
 
     def _ticket(self, job: Job) -> Ticket:
         request, wait_s = job.request, job.request.queue_timeout_s
@@ -337,14 +298,8 @@ class Dispatcher:
             priority=request.priority,
             deadline_s=None if wait_s is None else job.submitted_s + wait_s,
             size_bytes=job.fingerprint.size_bytes,
-            expected_s=self._expected_s(job),
+            expected_s=self._places.expected_s(job),
         )
-
-    def _expected_s(self, job: Job) -> float:
-        return self._estimates.expected_s(job.request.model, steps_of(job.request.arguments))
-
-    def _ran_s(self, job: Job) -> float:
-        return 0.0 if job.started_s is None else self._clock() - job.started_s
 
 
 def _reason(job: Job, news: JobEnded) -> OffloadError:

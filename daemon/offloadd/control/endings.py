@@ -6,6 +6,7 @@ journal cannot take it, they are told all the same.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Endings:
         self._journal = journal
         self._watchers = watchers
         self._on_ended = on_ended
+        self._waiting_for_all: list[asyncio.Future[None]] = []
 
     def recover(self, job: Job, ended: EndedJob) -> None:
         """Remember a job that ended before this daemon started."""
@@ -84,11 +86,25 @@ class Endings:
         """The job's end is still kept."""
         return job.key in self.results
 
+    def all_ended(self) -> asyncio.Future[None]:
+        """Done when no job is left that has not ended."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_for_all.append(future)
+        self._tell_whether_all_ended()
+        return future
+
+    def close(self, error: OffloadError) -> None:
+        """Answer those who wait for the end of all jobs."""
+        waiting, self._waiting_for_all = self._waiting_for_all, []
+        for future in waiting:
+            future.set_exception(error)
+
     def disown(self, job: Job) -> None:
         """A job could not be written down, so it never was."""
         job.is_void = True
         self.table.remove(job.key)
         self.results.drop(job.key)
+        self._tell_whether_all_ended()
 
     def taken(self, job: Job, told: Callable[[None], None]) -> None:
         """A client has the result; what stays is the memory of its id. `told` is called then."""
@@ -128,6 +144,7 @@ class Endings:
             self._forget(key)
         self._write(job, result)
         self._on_ended(job)
+        self._tell_whether_all_ended()
         _log.info(
             "job %s of uid %d on %s: %s",
             job.request.job,
@@ -135,6 +152,12 @@ class Endings:
             job.request.model,
             finished.error.message if finished.error else "done",
         )
+
+    def _tell_whether_all_ended(self) -> None:
+        if self._waiting_for_all and not self.table.has_live():
+            waiting, self._waiting_for_all = self._waiting_for_all, []
+            for future in waiting:
+                future.set_result(None)
 
     def _write(self, job: Job, result: Result) -> None:
         file: FrameFile | None = None

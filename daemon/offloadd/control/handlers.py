@@ -180,7 +180,7 @@ class Handlers:
                 hint="submit the job again when it has been restarted",
             )
         )
-        return self._dispatcher.all_ended()
+        return self._endings.all_ended()
 
     def _check_changes(self) -> None:
         if self._refusal is not None:

@@ -215,7 +215,7 @@ class Server:
         self._notifier.stopping()
         error = ShuttingDown("the daemon is stopping", hint="submit the job again when it is back")
         self._refuse_work(error)
-        self._dispatcher.close(error)
+        self._endings.close(error)
         # The running job stays in the journal as one that has not ended: the next daemon runs it.
         self._supervisor.stop()
 

@@ -1,0 +1,56 @@
+"""Works out where each waiting job stands and when it may start, and tells who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offloadd.control.endings import Watchers
+from offloadd.control.estimates import Estimates, steps_of
+from offloadd.control.jobs import Job, JobTable
+from offloadd.control.scheduler import Scheduler
+
+
+class Places:
+    """Places of the jobs in one queue; `estimates` learns from jobs that have ended."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        table: JobTable,
+        watchers: Watchers,
+        clock: Callable[[], float],
+    ) -> None:
+        self.estimates = Estimates()
+        self._scheduler = scheduler
+        self._table = table
+        self._watchers = watchers
+        self._clock = clock
+        self._are_old = False
+
+    def changed(self) -> None:
+        """Some job came, started or left."""
+        self._are_old = True
+
+    def tell(self, running: Job | None) -> None:
+        """Tell each job's new place, if anything changed."""
+        if not self._are_old:
+            return
+        self._are_old = False
+        busy_s = 0.0
+        if running is not None:
+            busy_s = max(self.expected_s(running) - self.ran_s(running), 0.0)
+        for place in self._scheduler.places(self._clock(), busy_s):
+            job = self._table.get(place.job)
+            if job is not None:
+                has_moved = job.position != place.position
+                job.position, job.starts_in_s = place.position, place.starts_in_s
+                if has_moved:
+                    self._watchers.job_moved(job)
+
+    def expected_s(self, job: Job) -> float:
+        """How long a job will have the device."""
+        return self.estimates.expected_s(job.request.model, steps_of(job.request.arguments))
+
+    def ran_s(self, job: Job) -> float:
+        """How long a job has had the device."""
+        return 0.0 if job.started_s is None else self._clock() - job.started_s
