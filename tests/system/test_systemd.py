@@ -160,7 +160,10 @@ def _draws(container: Container, environment: Mapping[str, str] = NOTHING) -> No
     file = f"/tmp/{time.monotonic_ns()}.png"
     words = ("generate", "shapes", "--prompt", PROMPT, "--seed", "7", "-o", file)
     command = ("/opt/offloadd/bin/offloadctl", *words)
-    container.call(*command, user=MEMBER, limit_s=120, environment=environment)
+    drawn = container.run(*command, user=MEMBER, limit_s=120, environment=environment)
+    if drawn.returncode != 0:
+        journal = container.run("journalctl", "--output=cat", "--lines=40", "_COMM=offloadd").stdout
+        pytest.fail(f"offloadctl gave {drawn.returncode}: {drawn.stderr}\n{journal}")
     encoded = container.call("base64", file)
     picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
     verdict = judge(picture, parse_prompt(PROMPT))
