@@ -94,6 +94,20 @@ def test_wrong_files_are_refused_with_file_key_found_and_expected(
     assert str(file) in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5m", 300.0), ("0", 0.0), ("90", 90.0), ("forever", -1.0), ("-1", -1.0), ("-7.5", -1.0)],
+)
+def test_a_keep_alive_is_a_duration_or_for_ever(file: Path, text: str, seconds: float) -> None:
+    config = load_config(None, {"OFFLOADD_HOSTING_KEEP_ALIVE": text})
+    assert config.hosting.keep_alive == seconds
+    file.write_text(f"[[models]]\nname = 'm'\nsource = '/x'\nkeep_alive = {text!r}\n")
+    assert load_config(file, {}).models[-1].keep_alive == seconds
+    file.write_text("[[models]]\nname = 'm'\nsource = '/x'\nkeep_alive = 'always'\n")
+    with pytest.raises(InvalidRequest, match="always"):
+        load_config(file, {})
+
+
 def test_wrong_environment_names_and_values_are_named() -> None:
     with pytest.raises(InvalidRequest, match=r"OFFLOADD_QUEUE_LIMT is not a known key .*'limit'"):
         load_config(None, {"OFFLOADD_QUEUE_LIMT": "3"})

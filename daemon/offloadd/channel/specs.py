@@ -5,24 +5,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
 
 from offload_protocol.errors import InvalidRequest
-from offload_protocol.sizes import parse_duration_s
+from offload_protocol.sizes import parse_duration_s, parse_size_bytes
 
-OffloadMode = Literal["auto", "none", "model", "sequential", "group"]
+OffloadMode = Literal["auto", "none", "stream", "model", "sequential", "group"]
 
 
 class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one component, or a whole pipeline, is offloaded.
 
-    The parameters below `mode` belong to `group` and mean what they mean in
-    `diffusers.hooks.apply_group_offloading`.
+    The parameters below `mode` belong to `group` and are named as in
+    `diffusers.hooks.apply_group_offloading`; those in `NOTHING_TO_CHOOSE` are taken and change
+    nothing. What rests in `offload_to_disk_path` is a pack, and only where the model's own files
+    cannot be read as they are.
     """
 
     mode: OffloadMode = "auto"
+    storage_dtype: Literal["float8_e4m3fn", "float8_e5m2"] | None = None
+    """What large layers are stored and moved in; they are cast back for each use."""
     offload_type: Literal["block_level", "leaf_level"] | None = None
     num_blocks_per_group: int | None = None
     non_blocking: bool | None = None
@@ -38,7 +43,7 @@ class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {
             name: value
             for name in self.__struct_fields__
-            if name != "mode" and (value := getattr(self, name)) is not None
+            if name not in ("mode", "storage_dtype") and (value := getattr(self, name)) is not None
         }
 
 
@@ -52,11 +57,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     offload: OffloadSpec = OffloadSpec()
     components: dict[str, OffloadSpec] = {}
     """Settings for single components, by name; the others follow `offload`."""
+    device_budget: str | None = None
+    """What its weights may take of the device at once: a size, or a share such as `50%`."""
     preload: bool = False
     keep_alive: float | None = None
     """Seconds that it stays in memory unused; below 0 for ever; None: as the daemon has it."""
 
 
+NOTHING_TO_CHOOSE = frozenset(
+    {"non_blocking", "use_stream", "record_stream", "low_cpu_mem_usage", "exclude_kwargs"}
+)
+"""Parameters of `group` that leave the offload engine nothing to choose.
+
+It always copies beside the computation, from memory that is page-locked in place, ordered by
+events, and never touches a module's arguments.
+"""
+
+_BELOW_ZERO = re.compile(r"-\d+(\.\d*)?")
 _GROUP_ONLY = "belongs to `group`"
 
 
@@ -73,6 +90,8 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
     data = dict(options, name=name, source=source)
     if "keep_alive" in data:
         data["keep_alive"] = keep_alive_s(data["keep_alive"])
+    if isinstance(data.get("device_budget"), int):
+        data["device_budget"] = str(data["device_budget"])
     if "offload" in data:
         data["offload"] = _offload_data(data["offload"])
     if isinstance(data.get("components"), dict):
@@ -86,6 +105,8 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
         ) from None
     for place, offload in [("offload", spec.offload), *spec.components.items()]:
         _check_offload(name, place, offload)
+    if spec.device_budget is not None:
+        parse_size_bytes(spec.device_budget, whole_bytes=0)
     return spec
 
 
@@ -94,7 +115,7 @@ def keep_alive_s(value: Any) -> float:
 
     Raises `InvalidRequest` for anything else.
     """
-    if value == "forever":
+    if value == "forever" or (isinstance(value, str) and _BELOW_ZERO.fullmatch(value)):
         return -1.0
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
         return -1.0
