@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,11 @@ import torch
 from offloadd.channel.specs import model_spec
 from offloadd.hosting.arguments import prepare_call
 from offloadd.hosting.describe import describe
+from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.hosted import HostedModel
+from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.store.arena.client import ArenaClient
+from offloadd.store.reader import DiskReader
 
 Drawn = npt.NDArray[np.float32]
 
@@ -36,21 +45,44 @@ def call_arguments(directory: Path, **changes: Any) -> dict[str, Any]:
     return {**CALL, **extra, **changes}
 
 
-def plain_script(directory: Path, seed: int = SEED, **changes: Any) -> Drawn:
+def plain_script(
+    directory: Path, seed: int = SEED, dtype: torch.dtype | None = None, **changes: Any
+) -> Drawn:
     """What plain diffusers draws, without any of our code."""
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(directory)
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(directory, dtype=dtype)
     pipeline.set_progress_bar_config(disable=True)
     noise = torch.Generator("cpu").manual_seed(seed)
     images: Drawn = pipeline(generator=noise, **call_arguments(directory, **changes)).images
     return images
 
 
-def host(directory: Path, device: torch.device = CPU, **options: Any) -> HostedModel:
+_numbers = count()
+
+
+def new_device_host(accelerator: Accelerator) -> DeviceHost:
+    """What the models of one worker share; packs go with the process."""
+    cache_directory = Path(tempfile.mkdtemp(prefix="offloadd-test-"))
+    atexit.register(shutil.rmtree, cache_directory, ignore_errors=True)
+    reader = DiskReader(threads=2)
+    return DeviceHost(accelerator, cache_directory, ArenaClient.alone(reader), reader)
+
+
+@cache
+def device_host(device: torch.device = CPU) -> DeviceHost:
+    """One for all tests that do not need another."""
+    return new_device_host(accelerator_for(device))
+
+
+def host(
+    directory: Path, device: torch.device = CPU, on: DeviceHost | None = None, **options: Any
+) -> HostedModel:
     """A model loaded for the device with these settings."""
-    on_cpu = device == CPU
-    description = describe(model_spec("tiny", str(directory), options), on_cpu)
-    plan = description.plan(1 << 40, 1 << 40, on_cpu)
-    return HostedModel.load(description, plan, device, lambda done, total: None)
+    on = on or device_host(device)
+    on_cpu = on.computes_in_host_memory
+    spec = model_spec(f"tiny{next(_numbers)}", str(directory), options)
+    description = describe(spec, on_cpu)
+    plan = description.plan(on.total_bytes, on.total_bytes, on_cpu)
+    return HostedModel.load(description, plan, on, lambda done, total: None)
 
 
 def draw(

@@ -205,8 +205,6 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(copied: Path) 
     [
         ({"components": {"tokenizer": "model"}}, "tokenizer"),
         ({"components": {"transformer": "model"}}, "transformer"),
-        ({"offload": {"mode": "group", "use_stream": True}}, "use_stream"),
-        ({"components": {"vae": {"mode": "group", "use_stream": True}}}, "use_stream of vae"),
         ({"offload": {"mode": "group", "offload_to_disk_path": "here"}}, "offload_to_disk_path"),
     ],
 )
@@ -218,9 +216,25 @@ def test_settings_that_cannot_work_are_refused_before_loading(
     assert refused.value.hint
 
 
-def test_streams_are_taken_where_there_is_an_accelerator(sd_directory: Path) -> None:
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_what_leaves_nothing_to_choose_is_taken_and_said(
+    sd_directory: Path, on_cpu: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     offload = {"mode": "group", "use_stream": True, "record_stream": True}
-    assert described(sd_directory, on_cpu=False, offload=offload).spec.offload.use_stream
+    described(sd_directory, on_cpu=on_cpu, components={"vae": offload})
+    assert "record_stream, use_stream of vae leave nothing to choose" in caplog.text
+
+
+def test_a_budget_that_is_no_size_is_refused(sd_directory: Path) -> None:
+    for wrong in ("plenty", "120%", "-1"):
+        with pytest.raises(InvalidRequest, match="is not a size"):
+            described(sd_directory, device_budget=wrong)
+
+
+def test_a_budget_may_be_a_share_of_the_device(sd_directory: Path) -> None:
+    assert described(sd_directory, device_budget="25%").budget_bytes(1000) == 250
+    assert described(sd_directory, device_budget="1KiB").budget_bytes(1000) == 1024
+    assert described(sd_directory).budget_bytes(1000) is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from offloadd.channel.messages import (
     RunJob,
     UnloadModel,
 )
-from offloadd.channel.specs import ModelSpec, model_spec
+from offloadd.channel.specs import ModelSpec
 
 LONG = {**CALL, "num_inference_steps": 900}
 
@@ -233,15 +233,42 @@ def test_a_model_registered_anew_takes_its_new_settings(
     register(worker, "tiny", sd_directory)
 
 
-def test_streams_on_a_cpu_are_refused_at_registration(
+def test_settings_that_leave_nothing_to_choose_are_taken_and_told_in_the_log(
     worker: WorkerProcess, sd_directory: Path
 ) -> None:
-    spec = model_spec(
-        "streamed", str(sd_directory), {"offload": {"mode": "group", "use_stream": True}}
-    )
-    worker.send(Register(spec=spec))
-    error = worker.expect(ModelFailed, name="streamed").error
-    assert (error.code, "use_stream" in error.message) == ("invalid_request", True)
+    register(worker, "streamed", sd_directory, offload={"mode": "group", "use_stream": True})
+    assert "use_stream of offload leave nothing to choose" in worker.log()
+
+
+def test_a_model_streams_within_its_own_budget(
+    worker: WorkerProcess, sd_directory: Path, reference: Drawn
+) -> None:
+    described = register(worker, "small", sd_directory, device_budget="600KB")
+    whole = sum(one.bytes for one in described.components)
+    worker.send(LoadModel(name="small"))
+    assert worker.expect(ModelLoaded, name="small").offload == "stream"
+    for number in range(2):
+        ended = worker.run(f"small {number}", "small", SEED, **CALL)
+        assert ended.outcome is not None, ended.error
+        np.testing.assert_array_equal(ended.outcome.outputs["images"], reference)
+        assert ended.outcome.moved_bytes > 0
+    worker.send(UnloadModel(name="tiny"))
+    worker.expect(ModelUnloaded, name="tiny")
+    report = worker.expect(DeviceReport)
+    assert 0 < report.resident_bytes + report.ring_bytes <= 600_000 < whole
+    worker.send(UnloadModel(name="small", forget=True))
+    worker.expect(ModelUnloaded, name="small")
+    assert worker.expect(DeviceReport).ring_bytes == 0
+
+
+def test_a_budget_that_cannot_work_is_refused_with_the_smallest_that_does(
+    worker: WorkerProcess, sd_directory: Path
+) -> None:
+    register(worker, "starved", sd_directory, device_budget=1000)
+    worker.send(LoadModel(name="starved"))
+    error = worker.expect(ModelFailed, name="starved").error
+    assert error.code == "out_of_memory"
+    assert error.details["minimum_budget_bytes"] > 1000
 
 
 def test_the_log_has_a_line_for_each_event_and_no_noise(worker: WorkerProcess) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from offload_protocol import values
+from offloadd.channel.arena import ArenaNews, ArenaOrder
 from offloadd.channel.messages import (
     DeviceReport,
     FromWorker,
@@ -24,6 +25,7 @@ from offloadd.channel.messages import (
     ToWorker,
     WorkerNews,
 )
+from offloadd.store.arena.alone import Alone
 
 News = TypeVar("News", bound=FromWorker)
 WAIT_S = 200.0
@@ -41,18 +43,33 @@ class WorkerProcess:
         self.channel = channel
         self.news: list[FromWorker] = []
         self._log = log
+        self._memory = Alone()
+        self._memory.answer = self._grant
 
-    def send(self, message: ToWorker, frames: Sequence[values.Frame] = ()) -> None:
+    def send(
+        self,
+        message: ToWorker,
+        frames: Sequence[values.Frame] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
         body = msgspec.msgpack.encode(message)
         parts = [body, *map(bytes, frames)]
         head = _COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(len(part)) for part in parts)
-        self.channel.sendall(head + b"".join(parts))
+        data = head + b"".join(parts)
+        if descriptors:
+            # They travel with the first byte.
+            socket.send_fds(self.channel, [data[:1]], list(descriptors))
+            data = data[1:]
+        self.channel.sendall(data)
 
     def receive(self) -> tuple[FromWorker, list[bytes]]:
         (count,) = _COUNT.unpack(self._exactly(_COUNT.size))
         lengths = [_LENGTH.unpack(self._exactly(_LENGTH.size))[0] for _ in range(count)]
         body, *frames = (self._exactly(length) for length in lengths)
         message: FromWorker = _decoder.decode(body)
+        if isinstance(message, ArenaNews):
+            self._memory.send(message)
+            return self.receive()
         self.news.append(message)
         return message, frames
 
@@ -83,6 +100,11 @@ class WorkerProcess:
         return msgspec.structs.replace(
             ended, outcome=msgspec.structs.replace(ended.outcome, outputs=outputs)
         )
+
+    def _grant(self, order: ArenaOrder, descriptors: Sequence[int]) -> None:
+        self.send(order, descriptors=descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def log(self) -> str:
         return self._log.read_text()

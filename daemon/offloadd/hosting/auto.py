@@ -1,4 +1,4 @@
-"""What `auto` means: the fastest way of offloading whose weights fit the device. Pure."""
+"""What `auto` means: everything on the device where it fits, else streamed within what is free."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ ACTIVATIONS_SHARE = 0.25
 
 
 def choose_offload(
-    component_bytes: Mapping[str, int], free_device_bytes: int, free_host_bytes: int, on_cpu: bool
+    component_bytes: Mapping[str, int],
+    free_device_bytes: int,
+    budget_bytes: int | None,
+    on_cpu: bool,
 ) -> OffloadSpec:
     """The mode for a pipeline whose components take `component_bytes` each.
 
-    On a CPU the weights are computed on where they lie. Elsewhere: `none` if all components fit
-    together, `model` if the largest one fits, else `group` by layers, streamed if the host can
-    hold the page-locked copies as well.
+    `none` if all components fit together into the model's budget and into what is free; on a CPU
+    the weights are computed on where they lie, so that only a budget counts. Else `stream`.
     """
-    if on_cpu or not component_bytes:
-        return OffloadSpec(mode="none")
-    room = free_device_bytes * (1 - ACTIVATIONS_SHARE)
-    if sum(component_bytes.values()) <= room:
-        return OffloadSpec(mode="none")
-    if max(component_bytes.values()) <= room:
-        return OffloadSpec(mode="model")
-    # torch rounds page-locked memory up to powers of two, and the originals stay until the end.
-    streams = 3 * max(component_bytes.values()) <= free_host_bytes
-    return OffloadSpec(mode="group", offload_type="leaf_level", use_stream=streams or None)
+    total_bytes = sum(component_bytes.values())
+    fits_budget = budget_bytes is None or total_bytes <= budget_bytes
+    fits_device = on_cpu or total_bytes <= free_device_bytes * (1 - ACTIVATIONS_SHARE)
+    return OffloadSpec(mode="none" if fits_budget and fits_device else "stream")

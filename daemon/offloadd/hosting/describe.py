@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from offload_protocol.errors import OutOfMemory
 from offload_protocol.messages import ComponentInfo
+from offload_protocol.sizes import format_size, parse_size_bytes
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
 from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.auto import choose_offload
@@ -40,10 +42,28 @@ class Description:
     size_multiple: int
     component_bytes: Mapping[str, int]
 
-    def plan(self, free_device_bytes: int, free_host_bytes: int, on_cpu: bool) -> Plan:
-        """How each component is to be offloaded, given the memory that is free now."""
-        auto = choose_offload(self.component_bytes, free_device_bytes, free_host_bytes, on_cpu)
-        return make_plan(self.spec, self.component_bytes, auto)
+    def budget_bytes(self, device_bytes: int) -> int | None:
+        """What its weights may take of a device of that size; None where nobody said."""
+        budget = self.spec.device_budget
+        return None if budget is None else parse_size_bytes(budget, whole_bytes=device_bytes)
+
+    def plan(self, free_device_bytes: int, device_bytes: int, on_cpu: bool) -> Plan:
+        """How each component is to be offloaded, given what is free of the device now.
+
+        Raises `OutOfMemory` if everything is to stay on the device and does not fit its budget.
+        """
+        budget_bytes = self.budget_bytes(device_bytes)
+        auto = choose_offload(self.component_bytes, free_device_bytes, budget_bytes, on_cpu)
+        plan = make_plan(self.spec, self.component_bytes, auto)
+        staying = sum(self.component_bytes[name] for name in plan if plan[name].mode == "none")
+        if budget_bytes is not None and staying > budget_bytes:
+            raise OutOfMemory(
+                f"model {self.spec.name!r} is to stay on the device whole, which takes "
+                f"{format_size(staying)}, and its device_budget is {format_size(budget_bytes)}",
+                hint='host it with offload = "stream"',
+                details={"needed_bytes": staying, "budget_bytes": budget_bytes},
+            )
+        return plan
 
     def message(self) -> ModelDescribed:
         """The answer to `Register`."""
@@ -85,7 +105,7 @@ def describe(spec: ModelSpec, on_cpu: bool) -> Description:
     for component in files.components:
         component_class(component.name, component.library, component.class_name)
     weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
-    check_settings(spec, weighty, on_cpu)
+    check_settings(spec, weighty)
     dtype = choose_dtype(spec.dtype, weighty.values(), on_cpu)
     return Description(
         spec=spec,

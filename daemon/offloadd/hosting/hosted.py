@@ -6,7 +6,7 @@ import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,31 +14,53 @@ import torch
 from offload_protocol.messages import ComponentInfo
 from offloadd.hosting.arguments import Call
 from offloadd.hosting.describe import Description
+from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.job_view import OnStep, borders, job_view
-from offloadd.hosting.loading import OnComponent, load_pipeline, modules
+from offloadd.hosting.loading import Loaded, OnComponent, load_pipeline, modules
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.offloading import Placement, apply_plan
 from offloadd.hosting.outputs import plain_outputs
+from offloadd.hosting.presets import resting_on_disk
 
 
 class HostedModel:
     """A pipeline that is ready to run; used by one thread at a time."""
 
     def __init__(
-        self, description: Description, device: torch.device, pipeline: Any, placement: Placement
+        self, description: Description, host: DeviceHost, loaded: Loaded, placement: Placement
     ) -> None:
         self.description = description
-        self.device = device
-        self._pipeline = pipeline
+        self.device = host.device
+        self.moved_bytes = 0
+        """Bytes of weights that the last run moved to the device."""
+        self._host = host
+        self._pipeline = loaded.pipeline
+        self._loaded = loaded
         self._placement = placement
 
     @classmethod
     def load(
-        cls, description: Description, plan: Plan, device: torch.device, on_component: OnComponent
+        cls, description: Description, plan: Plan, host: DeviceHost, on_component: OnComponent
     ) -> HostedModel:
         """Load and place a model; raises what `load_pipeline` and `apply_plan` raise."""
-        pipeline = load_pipeline(description.files, description.dtype, on_component)
-        return cls(description, device, pipeline, apply_plan(pipeline, plan, device))
+        budget_bytes = description.budget_bytes(host.total_bytes)
+        on_disk = resting_on_disk(
+            plan, description.component_bytes, budget_bytes, host.computes_in_host_memory
+        )
+        supply = host.supply(description.spec.name, plan, on_disk)
+        with ExitStack() as undo:
+            loaded = load_pipeline(description.files, description.dtype, supply, on_component)
+            undo.callback(loaded.close)
+            placement = apply_plan(
+                host,
+                description.spec.name,
+                modules(loaded.pipeline),
+                loaded.sources,
+                plan,
+                budget_bytes,
+            )
+            undo.pop_all()
+        return cls(description, host, loaded, placement)
 
     @property
     def offload(self) -> str:
@@ -49,12 +71,7 @@ class HostedModel:
     @property
     def resident_bytes(self) -> int:
         """Bytes of weights on the device now."""
-        return sum(self._placement.resident_bytes(name) for name in self._placement.plan)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes of weights that the last run copied to the device."""
-        return self._placement.moves.moved_bytes
+        return sum(self._placement.resident_bytes().values())
 
     def run(self, call: Call, on_step: OnStep, at_border: Callable[[], None]) -> dict[str, Any]:
         """Draw; gives the pipeline's outputs as plain values.
@@ -62,61 +79,54 @@ class HostedModel:
         Raises whatever the pipeline, `on_step` or `at_border` raises; in each case the model is
         ready for the next call.
         """
+        engine = self._host.engine
         view = job_view(self._pipeline, self.device, on_step)
-        settled = False
-        self._placement.moves.reset()
+        before_bytes = engine.counters.moved_bytes
+        engine.on_border = lambda component: at_border()
         try:
             with torch.no_grad(), _own_randomness(call.seeds[0], self.device):
                 with borders(view, at_border):
                     output = view(**call.with_noise(self.description.takes_generator))
                 outputs = plain_outputs(output)
-            settled = True
+            self._placement.settle()
         finally:
-            if not settled or self._placement.needs_settling:
-                self._placement.settle()
+            engine.on_border = _no_border
+            self.moved_bytes = engine.counters.moved_bytes - before_bytes
         return outputs
 
     def components(self) -> list[ComponentInfo]:
         """Each component with its bytes and where they are."""
-        loaded = modules(self._pipeline)
-        return [
-            self._component(name, loaded.get(name), kind) for name, kind in self._kinds().items()
-        ]
+        stats, resident = self._placement.stats(), self._placement.resident_bytes()
+        found = []
+        for one in self.description.files.components:
+            info = ComponentInfo(name=one.name, kind=one.class_name)
+            if one.name in stats:
+                info = ComponentInfo(
+                    name=one.name,
+                    kind=one.class_name,
+                    bytes=self.description.component_bytes[one.name],
+                    resident_bytes=resident[one.name],
+                    streamed_bytes=stats[one.name].streamed_bytes,
+                    host_bytes=_host_bytes(self._loaded.sources[one.name]),
+                    offload=self._placement.plan[one.name].mode,
+                )
+            found.append(info)
+        return found
 
     def unload(self) -> list[str]:
         """Take the model out of memory; gives the components that something still holds."""
         watched = {name: weakref.ref(module) for name, module in modules(self._pipeline).items()}
         self._placement.remove()
-        del self._pipeline
+        self._loaded.close()
+        del self._pipeline, self._loaded
         give_memory_back(self.device)
         return [name for name, module in watched.items() if module() is not None]
-
-    def _kinds(self) -> dict[str, str]:
-        return {one.name: one.class_name for one in self.description.files.components}
-
-    def _component(self, name: str, module: torch.nn.Module | None, kind: str) -> ComponentInfo:
-        if module is None:
-            return ComponentInfo(name=name, kind=kind)
-        total = self.description.component_bytes[name]
-        resident = self._placement.resident_bytes(name)
-        offload = self._placement.plan[name]
-        on_disk = offload.offload_to_disk_path is not None
-        return ComponentInfo(
-            name=name,
-            kind=kind,
-            bytes=total,
-            resident_bytes=resident,
-            streamed_bytes=total if offload.mode in ("sequential", "group") else 0,
-            host_bytes=0 if on_disk or (self.device.type != "cpu" and resident) else total,
-            offload=offload.mode,
-        )
 
 
 def give_memory_back(device: torch.device) -> None:
     """Return what is no longer used to the system and to the device's other users.
 
-    The hooks of block-level offloading form cycles with their modules, which only the collector
-    frees; glibc keeps freed pages of its arenas until it is told to trim them.
+    glibc keeps freed pages of its arenas until it is told to trim them.
     """
     gc.collect()
     if device.type == "cuda":
@@ -124,6 +134,15 @@ def give_memory_back(device: torch.device) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _no_border(component: str) -> None:
+    """Between jobs nobody cancels."""
+
+
+def _host_bytes(source: Any) -> int:
+    # A source that rests on disk holds nothing, and has no such figure.
+    return int(getattr(source, "host_bytes", 0))
 
 
 @contextmanager

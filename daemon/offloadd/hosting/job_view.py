@@ -97,10 +97,10 @@ class StepBar:
 
 @contextmanager
 def borders(pipeline: Any, at_border: Callable[[], None]) -> Iterator[None]:
-    """Call `at_border` before each forward of a component, for as long as the context lasts.
+    """Call `at_border` inside components that are entered by other methods than their forward.
 
-    An autoencoder is entered by other methods than its forward, so that its inner modules count as
-    borders too.
+    Those are autoencoders: their inner modules count as borders. The forwards of components are the
+    engine's borders (`Engine.on_border`).
     """
     handles = [
         module.register_forward_pre_hook(lambda *_: at_border())
@@ -115,14 +115,13 @@ def borders(pipeline: Any, at_border: Callable[[], None]) -> Iterator[None]:
 
 
 def _bordered(component: nn.Module) -> list[nn.Module]:
-    found = [component]
-    if hasattr(component, "decode"):
-        found += [
-            module
-            for name, module in component.named_modules()
-            if name and name.count(".") < _DEPTH_IN_AUTOENCODER
-        ]
-    return found
+    if not hasattr(component, "decode"):
+        return []
+    return [
+        module
+        for name, module in component.named_modules()
+        if name and name.count(".") < _DEPTH_IN_AUTOENCODER
+    ]
 
 
 def _length(iterable: Any) -> int:

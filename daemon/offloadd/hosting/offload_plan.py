@@ -1,22 +1,26 @@
 """Which component is offloaded how: a model's settings, checked against what it is made of.
 
-Whatever a device cannot do is refused here, with a sentence, before anything is loaded.
+Whatever a device cannot do is refused here, with a sentence, before anything is loaded; what is
+taken although it changes nothing is said in the log.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import ModelSpec, OffloadSpec
+from offloadd.channel.specs import NOTHING_TO_CHOOSE, ModelSpec, OffloadSpec
+
+_log = logging.getLogger(__name__)
 
 Plan = Mapping[str, OffloadSpec]
 """The settings of each component that holds weights, by its name; never `auto`."""
 
 
-def check_settings(spec: ModelSpec, with_weights: Collection[str], on_cpu: bool) -> None:
-    """Raise `InvalidRequest` for settings that this model or this device cannot have."""
+def check_settings(spec: ModelSpec, with_weights: Collection[str]) -> None:
+    """Raise `InvalidRequest` for settings that this model cannot have."""
     for name in spec.components:
         if name not in with_weights:
             raise InvalidRequest(
@@ -24,7 +28,7 @@ def check_settings(spec: ModelSpec, with_weights: Collection[str], on_cpu: bool)
                 hint=f"its components are: {', '.join(with_weights)}",
             )
     for place, offload in [("offload", spec.offload), *spec.components.items()]:
-        _check(spec.name, place, offload, on_cpu)
+        _check(spec.name, place, offload)
 
 
 def make_plan(spec: ModelSpec, with_weights: Collection[str], auto: OffloadSpec) -> Plan:
@@ -33,15 +37,13 @@ def make_plan(spec: ModelSpec, with_weights: Collection[str], auto: OffloadSpec)
     return {name: auto if one.mode == "auto" else one for name, one in chosen.items()}
 
 
-def _check(model: str, place: str, offload: OffloadSpec, on_cpu: bool) -> None:
-    if on_cpu:
-        for name in ("use_stream", "record_stream"):
-            if getattr(offload, name):
-                raise InvalidRequest(
-                    f"model {model!r}: {name} of {place} needs an accelerator, and this device is "
-                    "the CPU",
-                    hint=f"leave {name} out, or host the model on an accelerator",
-                )
+def _check(model: str, place: str, offload: OffloadSpec) -> None:
+    idle = sorted(NOTHING_TO_CHOOSE & offload.group_parameters().keys())
+    if idle:
+        _log.warning(
+            "model=%s: %s of %s leave nothing to choose here and change nothing",
+            *(model, ", ".join(idle), place),
+        )
     path = offload.offload_to_disk_path
     if path is not None and not Path(path).is_absolute():
         raise InvalidRequest(

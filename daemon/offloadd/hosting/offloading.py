@@ -1,198 +1,162 @@
-"""Applies a plan to a pipeline with the offloading of diffusers and accelerate, and undoes it.
+"""Hosts a pipeline's modules on the engine as a plan says, and takes them off again.
 
-`none`, `model`, `sequential` and `group` each give the picture that `none` gives, on a CPU as well,
-where moving is free and the rest on disk is real. This is the seam beneath which another engine
-can be put: `apply_plan`, and the three methods of what it returns.
+`none`, `stream`, `model`, `sequential` and `group` are presets of one engine (`presets`); each
+gives the picture that a plain script gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
-import torch
-from accelerate import cpu_offload, cpu_offload_with_hook
-from accelerate.hooks import remove_hook_from_module
-from diffusers.hooks import apply_group_offloading
 from torch import nn
 
-from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import OffloadSpec
-from offloadd.hosting.disk_rest import DiskRest, disk_error
-from offloadd.hosting.group_hooks import (
-    forget_hooks,
-    keep_direct_tensors,
-    offload_groups,
-    separate_ties,
-)
-from offloadd.hosting.loading import modules
-from offloadd.hosting.moves import MoveCounter
+from offload_protocol.errors import OutOfMemory
+from offload_protocol.sizes import format_size
+from offloadd.hosting.device_host import DeviceHost
+from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
-
-_HOST = torch.device("cpu")
-_DEFAULT_BLOCKS_PER_GROUP = 1
+from offloadd.hosting.presets import casting_of, group_options, most_bytes, whole_bytes
+from offloadd.offload.allowances import Allowance
+from offloadd.offload.engine import ComponentStats
+from offloadd.offload.groups import Grouping, group_module
+from offloadd.store.layout import align
 
 
 class Placement:
-    """What was done to a pipeline; every weight of it is where the plan says between jobs."""
+    """A pipeline's modules on the engine; every weight is where the engine's plans say."""
 
-    def __init__(self, pipeline: Any, plan: Plan, device: torch.device) -> None:
+    def __init__(self, host: DeviceHost, model: str, plan: Plan) -> None:
         self.plan = plan
-        self._device = device
-        self._modules = modules(pipeline)
-        self._model_hooks: list[Any] = []
-        self._disks: dict[str, DiskRest] = {}
-        self.moves = MoveCounter()
-
-    @property
-    def needs_settling(self) -> bool:
-        """Whether weights stay on the device after a job that ended well."""
-        return bool(self._model_hooks)
-
-    def settle(self) -> None:
-        """Bring every weight back to where it rests, whatever the last job left behind."""
-        for hook in self._model_hooks:
-            hook.offload()
-        for name, offload in self.plan.items():
-            if offload.mode == "group":
-                offload_groups(self._modules[name])
-            elif offload.mode == "sequential":
-                _settle_sequential(self._modules[name])
+        self._host = host
+        self._model = model
+        self._weights_bytes: dict[str, int] = {}
 
     def remove(self) -> None:
-        """Take all hooks off and delete what rests on disk; the pipeline cannot be used after."""
-        for module in self._modules.values():
-            remove_hook_from_module(module, recurse=True)
-            forget_hooks(module)
-        for disk in self._disks.values():
-            disk.remove()
-        self._modules.clear()
-        self._model_hooks.clear()
-        self._disks.clear()
+        """Take the modules off the device; they cannot be used after."""
+        for name in self.plan:
+            self._host.engine.detach(self._name(name))
 
-    def resident_bytes(self, name: str) -> int:
-        """Bytes of a component's weights that are on the device now."""
-        if self.plan[name].mode in ("sequential", "group") and self._device == _HOST:
-            # On a CPU such weights have the device's name while they rest.
-            return 0
-        module = self._modules[name]
-        saved = module.state_dict().keys()
-        tensors = [*module.named_parameters(), *module.named_buffers()]
-        return sum(
-            one.nbytes for key, one in tensors if key in saved and one.device == self._device
+    def settle(self) -> None:
+        """Let plans go on that have measured enough; call after each job."""
+        self._host.engine.settle()
+
+    def stats(self) -> dict[str, ComponentStats]:
+        """Where each component's weights are now."""
+        found = {one.name: one for one in self._host.engine.stats().components}
+        return {name: found[self._name(name)] for name in self.plan}
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Bytes of each component's weights that are on the device now.
+
+        On a CPU, weights that are computed on in place rest in the same memory; modes that keep
+        nothing on the device count none as resident then.
+        """
+        return {name: self._resident(name, one) for name, one in self.stats().items()}
+
+    def _resident(self, name: str, stats: ComponentStats) -> int:
+        if not stats.in_place:
+            return stats.resident_bytes
+        rests = self.plan[name].mode in ("sequential", "group")
+        return 0 if rests else self._weights_bytes[name]
+
+    def attach(
+        self,
+        name: str,
+        module: nn.Module,
+        source: Source,
+        allowance: Allowance | None,
+    ) -> None:
+        """Put one component on the engine."""
+        slots = source.layout.slots().values()
+        self._weights_bytes[name] = sum(slot.spec.size_bytes for slot in slots)
+        self._host.engine.attach(
+            self._name(name),
+            module,
+            source,
+            group_options(self.plan[name]),
+            casting_of(self.plan[name]),
+            allowance,
         )
 
-    def disk(self, path: Path) -> DiskRest:
-        """The one directory of this placement below `path`."""
-        if str(path) not in self._disks:
-            self._disks[str(path)] = DiskRest(path)
-        return self._disks[str(path)]
-
-    def chain_models(self, names: list[str]) -> None:
-        """Let each of these components leave the device when the next one needs it."""
-        previous = None
-        for name in names:
-            _, user_hook = cpu_offload_with_hook(self._modules[name], self._device, previous)
-            self._model_hooks.append(user_hook)
-            self.moves.count_model(user_hook.hook, self._modules[name], self._device)
-            previous = user_hook
+    def _name(self, component: str) -> str:
+        return f"{self._model}/{component}"
 
 
-def apply_plan(pipeline: Any, plan: Plan, device: torch.device) -> Placement:
-    """Place each component as the plan says.
+def apply_plan(
+    host: DeviceHost,
+    model: str,
+    parts: Mapping[str, nn.Module],
+    sources: Mapping[str, Source],
+    plan: Plan,
+    budget_bytes: int | None = None,
+) -> Placement:
+    """Place each component as the plan says, all within the model's own budget if it has one.
 
-    Raises `InvalidRequest` for what a component cannot have, `StorageFailed` for a disk that
-    cannot take it; nothing is left behind then.
+    Raises `InvalidRequest` for what a component cannot have, `OutOfMemory` with the smallest
+    budget that works; nothing is left behind then.
     """
-    placement = Placement(pipeline, plan, device)
-    parts = modules(pipeline)
+    placement = Placement(host, model, plan)
+    groupings = {
+        name: group_module(parts[name], group_options(offload), casting_of(offload))
+        for name, offload in plan.items()
+    }
+    allowances = _allowances(host.alignment_bytes, plan, groupings, budget_bytes)
     with ExitStack() as undo:
         undo.callback(placement.remove)
-        for name, offload in plan.items():
-            _APPLY[offload.mode](placement, name, parts[name], offload, device)
-        placement.chain_models(_in_calling_order(pipeline, plan))
+        for name in plan:
+            placement.attach(name, parts[name], sources[name], allowances.get(name))
         undo.pop_all()
     return placement
 
 
-def _in_calling_order(pipeline: Any, plan: Plan) -> list[str]:
-    order = (getattr(pipeline, "model_cpu_offload_seq", None) or "").split("->")
-    named = [name for name in plan if plan[name].mode == "model"]
-    return sorted(named, key=lambda name: order.index(name) if name in order else len(order))
+def _allowances(
+    alignment_bytes: int,
+    plan: Plan,
+    groupings: Mapping[str, Grouping],
+    budget_bytes: int | None,
+) -> dict[str, Allowance]:
+    """What bounds each component; those that share one give way to each other."""
+    alone = {
+        name: Allowance(limit)
+        for name, grouping in groupings.items()
+        if (limit := most_bytes(plan[name], grouping, alignment_bytes)) is not None
+    }
+    sharing = {name: one for name, one in groupings.items() if name not in alone}
+    swapped = {name: one for name, one in sharing.items() if plan[name].mode == "model"}
+    if budget_bytes is not None:
+        left_bytes = budget_bytes - sum(one.limit_bytes for one in alone.values())
+        _check_budget(budget_bytes, left_bytes, sharing or groupings, alignment_bytes)
+        shared = Allowance(min(left_bytes, _largest(swapped, alignment_bytes)))
+        if len(swapped) < len(sharing):
+            shared = Allowance(left_bytes)
+        return {**alone, **dict.fromkeys(sharing, shared)}
+    return {**alone, **dict.fromkeys(swapped, Allowance(_largest(swapped, alignment_bytes)))}
 
 
-def _apply_none(
-    _: Placement, name: str, module: nn.Module, offload: OffloadSpec, device: torch.device
+def _largest(groupings: Mapping[str, Grouping], alignment_bytes: int) -> int:
+    """What the largest of these takes, beside what the others keep on the device for good."""
+    kept = sum(one.kept_bytes for one in groupings.values())
+    return max(
+        (whole_bytes(one, alignment_bytes) - one.kept_bytes + kept for one in groupings.values()),
+        default=0,
+    )
+
+
+def _check_budget(
+    budget_bytes: int, left_bytes: int, groupings: Mapping[str, Grouping], alignment_bytes: int
 ) -> None:
-    module.to(device)
-
-
-def _apply_model(
-    _: Placement, name: str, module: nn.Module, offload: OffloadSpec, device: torch.device
-) -> None:
-    """Nothing here: the components of this mode are chained once all are known."""
-
-
-def _apply_sequential(
-    placement: Placement, name: str, module: nn.Module, offload: OffloadSpec, device: torch.device
-) -> None:
-    # As the pipelines of diffusers do it: a model with weights of its own at the top is moved with
-    # its buffers.
-    cpu_offload(module, device, offload_buffers=len(module._parameters) > 0)
-    if device != _HOST:
-        placement.moves.count_sequential(module)
-
-
-def _apply_group(
-    placement: Placement, name: str, module: nn.Module, offload: OffloadSpec, device: torch.device
-) -> None:
-    if not getattr(module, "_supports_group_offloading", True):
-        raise InvalidRequest(
-            f"component {name!r} ({type(module).__name__}) cannot be offloaded by groups",
-            hint=f'set another mode for it, for example components.{name} = "model"',
+    kept = sum(one.kept_bytes for one in groupings.values())
+    largest = max(
+        (align(size, alignment_bytes) for one in groupings.values() for size in one.sizes_bytes()),
+        default=0,
+    )
+    smallest = budget_bytes - left_bytes + kept + largest
+    if left_bytes < kept + largest:
+        raise OutOfMemory(
+            f"a device_budget of {format_size(budget_bytes)} ({budget_bytes} bytes) is too small; "
+            f"the smallest that works is {format_size(smallest)} ({smallest} bytes)",
+            hint=f"set device_budget to at least {smallest}, or cut the model finer, for example "
+            'with mode = "sequential"',
+            details={"minimum_budget_bytes": smallest, "budget_bytes": budget_bytes},
         )
-    parameters = offload.group_parameters()
-    if offload.offload_type != "leaf_level":
-        parameters.setdefault("num_blocks_per_group", _DEFAULT_BLOCKS_PER_GROUP)
-    _check_blocks(name, module, parameters.get("block_modules"))
-    if offload.offload_to_disk_path is not None:
-        size_bytes = sum(tensor.nbytes for tensor in module.state_dict().values())
-        path = Path(offload.offload_to_disk_path)
-        parameters["offload_to_disk_path"] = str(placement.disk(path).component(name, size_bytes))
-        separate_ties(module)
-    direct = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers())}
-    kept = {key: tensor.data.to(device) for key, tensor in direct.items()}
-    try:
-        apply_group_offloading(module, onload_device=device, offload_device=_HOST, **parameters)
-    except OSError as error:
-        raise disk_error(Path(offload.offload_to_disk_path or "/"), error) from error
-    keep_direct_tensors(module, {id(direct[key]): kept[key] for key in direct})
-    if device != _HOST or offload.offload_to_disk_path is not None:
-        placement.moves.count_groups(module)
-
-
-def _check_blocks(name: str, module: nn.Module, blocks: list[str] | None) -> None:
-    children = dict(module.named_children())
-    if unknown := [block for block in blocks or () if block not in children]:
-        raise InvalidRequest(
-            f"component {name!r} has no module {unknown[0]!r} to treat as a block",
-            hint=f"its modules are: {', '.join(children)}",
-        )
-
-
-def _settle_sequential(module: nn.Module) -> None:
-    # An exception skips the hook that puts a layer's weights away again.
-    for layer in module.modules():
-        hook = getattr(layer, "_hf_hook", None)
-        if hook is not None and any(not one.is_meta for one in layer.parameters(recurse=False)):
-            hook.post_forward(layer, ())
-
-
-_APPLY: dict[str, Callable[[Placement, str, nn.Module, OffloadSpec, torch.device], None]] = {
-    "none": _apply_none,
-    "model": _apply_model,
-    "sequential": _apply_sequential,
-    "group": _apply_group,
-}

@@ -377,7 +377,9 @@ class Executor:
         excess = self._tier.ring_bytes - latest.ring_bytes
         # What was fetched ahead across this change is lost when the ring changes. A ring that is
         # somewhat too large costs some residents, one too small some depth: both cost less.
-        if self._tier.ring_bytes < largest or abs(excess) > RING_TOLERANCE * self._tier.limit_bytes:
+        tolerance = RING_TOLERANCE * self._tier.limit_bytes
+        is_over = excess > 0 and component in self._allowances
+        if self._tier.ring_bytes < largest or abs(excess) > tolerance or is_over:
             self._set_ring(latest.ring_bytes)
 
     def _set_ring(self, wanted_bytes: int) -> None:

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _wait_without_spinning()
     channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
     orders = Orders()
-    arena = ArenaClient(DiskReader(), channel.send)
+    reader = DiskReader()
+    arena = ArenaClient(reader, channel.send)
     start_receiver(channel, orders, arena)
 
     from offloadd.worker.device import DeviceMissing, find_device, report
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from offloadd.worker.device_thread import DeviceThread
 
-    DeviceThread(channel, orders, device).run()
+    DeviceThread(channel, orders, device, arena, reader).run()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -80,7 +80,9 @@ def measure(device: Device) -> Memory:
     return Memory(min(host.total, limit), max(0, min(host.available, left)))
 
 
-def report(device: Device, resident_bytes: int) -> DeviceReport:
+def report(
+    device: Device, resident_bytes: int, ring_bytes: int = 0, host_bytes: int = 0
+) -> DeviceReport:
     """What the control plane is told about the device."""
     memory = measure(device)
     return DeviceReport(
@@ -89,6 +91,8 @@ def report(device: Device, resident_bytes: int) -> DeviceReport:
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
         resident_bytes=resident_bytes,
+        ring_bytes=ring_bytes,
+        host_bytes=host_bytes,
     )
 
 

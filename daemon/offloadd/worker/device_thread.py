@@ -28,8 +28,12 @@ from offloadd.channel.messages import (
     UnloadModel,
 )
 from offloadd.hosting.arguments import prepare_call
+from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.hosted import give_memory_back
 from offloadd.hosting.loading import OnComponent
+from offloadd.hosting.packs import cache_directory
+from offloadd.store.arena.client import ArenaClient
+from offloadd.store.reader import DiskReader
 from offloadd.worker.device import Device, measure, report
 from offloadd.worker.exits import CHANNEL_CLOSED, DEVICE_FAULT
 from offloadd.worker.failures import is_device_fault, is_out_of_memory, sentence, to_offload_error
@@ -46,11 +50,20 @@ _log = logging.getLogger(__name__)
 class DeviceThread:
     """The thread that owns the device: it alone loads, runs and unloads models."""
 
-    def __init__(self, channel: WorkerEnd, orders: Orders, device: Device) -> None:
+    def __init__(
+        self,
+        channel: WorkerEnd,
+        orders: Orders,
+        device: Device,
+        arena: ArenaClient,
+        reader: DiskReader,
+    ) -> None:
         self._channel = channel
         self._orders = orders
         self._device = device
-        self._models = Models(device)
+        accelerator = accelerator_for(device.torch_device)
+        self._host = DeviceHost(accelerator, cache_directory(), arena, reader)
+        self._models = Models(device, self._host)
 
     def run(self) -> None:
         """Work until the process ends."""
@@ -174,13 +187,22 @@ class DeviceThread:
 
     def _told(self, error: Exception) -> ErrorInfo:
         free_bytes = measure(self._device).free_bytes
-        told = to_offload_error(error, free_bytes, str(self._device.torch_device))
+        told = to_offload_error(
+            error, free_bytes, str(self._device.torch_device), self._host.engine.explain()
+        )
         if isinstance(told, InternalError):
             _log.error("unexpected %s", type(error).__name__, exc_info=error)
         return error_info(told)
 
     def _report(self) -> None:
-        self._channel.send(report(self._device, self._models.resident_bytes))
+        self._channel.send(
+            report(
+                self._device,
+                resident_bytes=self._models.resident_bytes,
+                ring_bytes=self._host.engine.stats().ring_bytes,
+                host_bytes=self._models.host_bytes,
+            )
+        )
 
 
 def _unwatched(done: int, total: int) -> None:

@@ -55,12 +55,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def to_offload_error(error: Exception, free_bytes: int, device: str) -> OffloadError:
-    """The coded error for an exception from a pipeline; `free_bytes` is the device's, now."""
+def to_offload_error(
+    error: Exception, free_bytes: int, device: str, plan: str = ""
+) -> OffloadError:
+    """The coded error for an exception from a pipeline; `free_bytes` is the device's, now.
+
+    `plan` says in words what the device's memory is planned for.
+    """
     if isinstance(error, OffloadError):
         return error
     if is_out_of_memory(error):
-        return _out_of_memory(error, free_bytes, device)
+        return _out_of_memory(error, free_bytes, device, plan)
     if isinstance(error, OSError):
         return StorageFailed(f"reading weights failed: {sentence(error)}")
     if _is_about_arguments(error):
@@ -79,12 +84,13 @@ def sentence(error: BaseException) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
-def _out_of_memory(error: BaseException, free_bytes: int, device: str) -> OutOfMemory:
+def _out_of_memory(error: BaseException, free_bytes: int, device: str, plan: str) -> OutOfMemory:
     needed = _needed_bytes(str(error))
     asked = f" while {format_size(needed)} more were asked for" if needed else ""
+    told = f"{device} ran out of memory{asked}; {format_size(free_bytes)} are free now"
     return OutOfMemory(
-        f"{device} ran out of memory{asked}; {format_size(free_bytes)} are free now",
-        hint="draw smaller or fewer pictures, or host the model with offload = model or group",
+        f"{told}\n{plan}".rstrip(),
+        hint="draw smaller or fewer pictures, or give the model a smaller device_budget",
         details={"needed_bytes": needed, "free_bytes": free_bytes, "device": device},
     )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-import psutil
-
 from offload_protocol.errors import InternalError, UnknownModel
 from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.describe import Description, describe
+from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel, give_memory_back
 from offloadd.hosting.loading import OnComponent
 from offloadd.hosting.noop import SOURCE as NOOP
@@ -21,8 +20,9 @@ _log = logging.getLogger(__name__)
 class Models:
     """Known and loaded models by name; used by the device thread alone."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, host: DeviceHost) -> None:
         self._device = device
+        self._host = host
         self._known: dict[str, Description | NoopModel] = {}
         self._loaded: dict[str, HostedModel | NoopModel] = {}
 
@@ -30,6 +30,11 @@ class Models:
     def resident_bytes(self) -> int:
         """Bytes of all models' weights on the device."""
         return sum(model.resident_bytes for model in self._loaded.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all models' weights in host memory; what models share counts for each."""
+        return sum(one.host_bytes for model in self._loaded.values() for one in model.components())
 
     def register(self, spec: ModelSpec) -> Description | NoopModel:
         """Check a model and make it known; one of that name is unloaded if it was another.
@@ -62,12 +67,10 @@ class Models:
         if isinstance(description, NoopModel):
             self._loaded[name] = description
             return description
-        plan = description.plan(
-            measure(self._device).free_bytes,
-            psutil.virtual_memory().available,
-            self._device.is_cpu,
-        )
-        model = HostedModel.load(description, plan, self._device.torch_device, on_component)
+        memory = measure(self._device)
+        free_bytes = memory.free_bytes + self._host.engine.stats().resident_bytes
+        plan = description.plan(free_bytes, memory.total_bytes, self._device.is_cpu)
+        model = HostedModel.load(description, plan, self._host, on_component)
         self._loaded[name] = model
         return model
 

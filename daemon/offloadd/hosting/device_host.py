@@ -1,0 +1,119 @@
+"""What all hosted models of a worker share: one engine for the device, one reader, one arena.
+
+One engine, so that models whose plans do not fit together give way to each other group by group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from offloadd.hosting.loading import Source
+from offloadd.hosting.offload_plan import Plan
+from offloadd.hosting.packs import Packs
+from offloadd.hosting.presets import casting_of
+from offloadd.hosting.weights import Weights
+from offloadd.offload.accelerator.cpu import CpuAccelerator
+from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.offload.accelerator.torch_device import TorchAccelerator
+from offloadd.offload.casting import Casting
+from offloadd.offload.engine import Engine
+from offloadd.store.arena.client import ArenaClient
+from offloadd.store.checkpoint_source import CheckpointSource
+from offloadd.store.reader import DiskReader
+
+RESERVE_SHARE = 0.25
+RESERVE_AT_MOST_BYTES = 4 << 30
+"""Left to activations until the engine has measured more; a picture of 1024 pixels square takes 2
+to 5 GB in the common models."""
+
+
+class DeviceHost:
+    """The device's engine and what brings weights to it; one for each worker process."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        cache: Path,
+        arena: ArenaClient,
+        reader: DiskReader,
+    ) -> None:
+        """`cache` is where packs are written; reader and arena stay the caller's."""
+        self.device = accelerator.device
+        self.reader = reader
+        self.arena = arena
+        self._cache = cache
+        self._accelerator = accelerator
+        memory = self._accelerator.memory()
+        self.total_bytes = memory.total_bytes
+        if self._accelerator.has_dma:
+            arena.use_pin(self._accelerator.pin)
+            budget_bytes = memory.free_bytes
+            reserve_bytes = min(int(budget_bytes * RESERVE_SHARE), RESERVE_AT_MOST_BYTES)
+        else:
+            # The host's memory: whoever shares it is counted where models are loaded.
+            budget_bytes, reserve_bytes = memory.total_bytes, 0
+        self.engine = Engine(self._accelerator, budget_bytes, reserve_bytes=reserve_bytes)
+
+    @property
+    def computes_in_host_memory(self) -> bool:
+        """Whether weights in host memory are computed on where they are."""
+        return not self._accelerator.has_dma
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Where places in device memory start."""
+        return self._accelerator.alignment_bytes
+
+    def supply(self, model: str, plan: Plan, on_disk: dict[str, Path | None]) -> Supplier:
+        """Where one model's components get their weights from.
+
+        `on_disk` names those that rest on disk, with the directory for their packs (None: the
+        cache).
+        """
+        return Supplier(self, model, plan, on_disk, self._cache)
+
+    def close(self) -> None:
+        """Let go of the device."""
+        self.engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Supplier:
+    """The `Supply` of one model."""
+
+    host: DeviceHost
+    model: str
+    plan: Plan
+    on_disk: dict[str, Path | None]
+    cache: Path
+
+    @property
+    def reader(self) -> DiskReader:
+        return self.host.reader
+
+    def packs(self, component: str) -> Packs:
+        return Packs(self.on_disk.get(component) or self.cache)
+
+    def casting(self, component: str) -> Casting | None:
+        return casting_of(self.plan[component])
+
+    def open(self, component: str, weights: Weights, watch: Callable[[], None]) -> Source:
+        index, layout, names = weights.index, weights.layout, weights.names
+        if component in self.on_disk:
+            return CheckpointSource(index, layout, self.reader, names=names)
+        return self.host.arena.open(
+            index,
+            layout,
+            owner=f"{self.model}/{component}",
+            names=names,
+            on_bytes=lambda done, total: watch(),
+        )
+
+
+def accelerator_for(device: torch.device) -> Accelerator:
+    """The engine's view of a device."""
+    return CpuAccelerator() if device.type == "cpu" else TorchAccelerator(device)

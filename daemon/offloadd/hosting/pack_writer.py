@@ -1,0 +1,148 @@
+"""Writes one pack: `python -m offloadd.hosting.pack_writer`, order on stdin, answer on stdout.
+
+The libraries that models come from are imported only where one of their classes has to load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from typing_extensions import Buffer
+
+from offload_protocol.codec import error_info
+from offload_protocol.errors import InternalError, ModelLoadFailed, OffloadError
+from offloadd.hosting.pack_order import PackAnswer, PackOrder
+from offloadd.offload.forms import DTYPE_NAMES, DTYPES
+from offloadd.offload.host_memory import view_of
+from offloadd.store.checkpoint_source import CheckpointSource
+from offloadd.store.index import read_checkpoint
+from offloadd.store.layout import TensorSlot, TensorSpec, lay_out
+from offloadd.store.pack import PackEntry, write_pack
+from offloadd.store.reader import DiskReader
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Take an order, carry it out, answer."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    answers = os.dup(1)
+    # What libraries print belongs into the log, not into the answer.
+    os.dup2(2, 1)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=PackOrder)
+    os.write(answers, msgspec.json.encode(carry_out(order)))
+
+
+def carry_out(order: PackOrder) -> PackAnswer:
+    """Write the pack."""
+    try:
+        if order.how == "cast":
+            _write_cast(order)
+        else:
+            _write_loaded(order)
+    except OffloadError as error:
+        return PackAnswer(error=error_info(error))
+    except MemoryError:
+        failed = InternalError(f"there is too little memory to load {order.component!r}")
+        return PackAnswer(error=error_info(failed))
+    return PackAnswer()
+
+
+def _write_cast(order: PackOrder) -> None:
+    index = read_checkpoint(Path(order.directory), variant=order.variant)
+    wanted = order.layout().slots()
+    stored = lay_out(
+        [
+            (
+                unit.name,
+                [
+                    TensorSpec(name, index.tensors[order.names.get(name, name)].spec.dtype, shape)
+                    for name, _, shape in unit.tensors
+                ],
+            )
+            for unit in order.units
+        ]
+    )
+    with DiskReader() as reader:
+        source = CheckpointSource(index, stored, reader, names=order.names)
+        entries = [
+            _cast_entry(source, slot, wanted[slot.spec.name].spec, order.through)
+            for slot in stored.slots().values()
+        ]
+        write_pack(Path(order.path), entries)
+        source.close()
+
+
+def _cast_entry(
+    source: CheckpointSource, slot: TensorSlot, wanted: TensorSpec, through: dict[str, str]
+) -> PackEntry:
+    def produce() -> Buffer:
+        plain = torch.empty(slot.spec.size_bytes, dtype=torch.uint8)
+        source.read(slot.offset_bytes, slot.stop_bytes, view_of(plain)).result()
+        stored = plain.view(DTYPES[slot.spec.dtype])
+        computed = stored.to(DTYPES[through.get(wanted.name, wanted.dtype)])
+        return _bytes_of(computed.to(DTYPES[wanted.dtype]))
+
+    return PackEntry(wanted, produce)
+
+
+def _write_loaded(order: PackOrder) -> None:
+    from offloadd.hosting.plain_loading import load_plain
+
+    module = load_plain(
+        order.component,
+        order.library,
+        order.class_name,
+        Path(order.directory),
+        order.variant,
+        getattr(torch, order.dtype),
+    )
+    tensors: dict[str, torch.Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    write_pack(Path(order.path), _loaded_entries(order, tensors, list(module.state_dict())))
+
+
+def _loaded_entries(
+    order: PackOrder, tensors: dict[str, torch.Tensor], saved: list[str]
+) -> Iterator[PackEntry]:
+    wanted = order.layout().slots()
+    for name, slot in wanted.items():
+        tensor = tensors.get(name)
+        found = None if tensor is None else (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape))
+        expected = order.through.get(name, slot.spec.dtype)
+        if tensor is None or found != (expected, slot.spec.shape):
+            raise ModelLoadFailed(
+                f"component {order.component!r}: {order.class_name} loads {name!r} as {found}, not "
+                f"as {expected} {list(slot.spec.shape)}",
+                hint="host the model in the dtype of its files",
+                details={"component": order.component, "tensor": name},
+            )
+        yield _entry(slot.spec, tensor)
+    for name in saved:
+        tensor = tensors.get(name)
+        if name in wanted or tensor is None or isinstance(tensor, torch.nn.Parameter):
+            continue
+        yield _entry(TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)), tensor)
+
+
+def _entry(spec: TensorSpec, tensor: torch.Tensor) -> PackEntry:
+    return PackEntry(spec, lambda: _bytes_of(tensor.to(DTYPES[spec.dtype])))
+
+
+def _bytes_of(tensor: torch.Tensor) -> Buffer:
+    flat: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return cast(Buffer, flat)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Modules built without weights equal what `from_pretrained` builds, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from hosting.hosting_help import device_host
+from offload.tiny_models import TINY_MODELS
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from offloadd.channel.specs import OffloadSpec
+from offloadd.hosting.device_host import Supplier
+from offloadd.hosting.loading import load_module
+from offloadd.hosting.skeletons import NotReproducible, build_skeleton
+from offloadd.hosting.weights import unmatched_weights
+from offloadd.store.index import ComponentFiles, read_checkpoint
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def saved(module: Any, directory: Path) -> ComponentFiles:
+    module.save_pretrained(directory)
+    return files_at(directory, type(module))
+
+
+def files_at(directory: Path, kind: type[Any]) -> ComponentFiles:
+    return ComponentFiles(
+        name="part",
+        library=kind.__module__.partition(".")[0],
+        class_name=kind.__name__,
+        directory=directory,
+        checkpoint=read_checkpoint(directory),
+    )
+
+
+def supply() -> Supplier:
+    return device_host().supply("tiny", {"part": OffloadSpec()}, {})
+
+
+def whole(files: ComponentFiles, dtype: torch.dtype) -> nn.Module:
+    """The component without its weights, and these put into it from where they are said to be."""
+    module, weights = load_module(files, dtype, supply(), lambda: None)
+    source = supply().open("part", weights, lambda: None)
+    view = source.host_view()
+    assert view is not None
+    for name, slot in weights.layout.slots().items():
+        data = bytearray(view[slot.offset_bytes : slot.stop_bytes])
+        blank = module.get_parameter(name)
+        value = torch.frombuffer(data, dtype=blank.dtype).reshape(blank.shape)
+        filled = nn.Parameter(value, requires_grad=False)
+        for owner in module.modules():
+            for key, held in owner._parameters.items():
+                if held is blank:
+                    owner._parameters[key] = filled
+    source.close()
+    return module
+
+
+def same(one: nn.Module, other: nn.Module) -> None:
+    for listed in (nn.Module.named_parameters, nn.Module.named_buffers):
+        here = dict(listed(one, remove_duplicate=False))
+        there = dict(listed(other, remove_duplicate=False))
+        assert here.keys() == there.keys()
+        for name, tensor in here.items():
+            assert tensor.dtype == there[name].dtype, name
+            assert torch.equal(tensor, there[name]), name
+    assert not one.training
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_a_skeleton_with_its_weights_is_what_from_pretrained_builds(
+    name: str, tmp_path: Path
+) -> None:
+    files = saved(TINY_MODELS[name].build(), tmp_path)
+    kind: Any = type(TINY_MODELS[name].build())
+    for dtype in DTYPES:
+        same(whole(files, dtype), kind.from_pretrained(tmp_path, dtype=dtype))
+
+
+def test_files_of_the_right_dtype_are_read_as_they_lie(tmp_path: Path) -> None:
+    files = saved(TINY_MODELS["flux"].build(dtype=torch.bfloat16), tmp_path)
+    _, weights = load_module(files, torch.bfloat16, supply(), lambda: None)
+    assert files.checkpoint is not None
+    assert weights.index.files == files.checkpoint.files
+
+
+def test_layers_that_a_class_keeps_precise_are_precise(tmp_path: Path) -> None:
+    files = saved(TINY_MODELS["wan"].build(), tmp_path)
+    module, _ = load_module(files, torch.bfloat16, supply(), lambda: None)
+    dtypes = {name: one.dtype for name, one in module.named_parameters()}
+    assert dtypes["scale_shift_table"] == torch.float32
+    assert set(dtypes.values()) == {torch.float32, torch.bfloat16}
+
+
+def test_names_of_an_older_library_are_found_without_a_copy(tmp_path: Path) -> None:
+    module: Any = TINY_MODELS["clip"].build()
+    module.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    older = {f"text_model.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file(older, path, metadata={"format": "pt"})
+    files = files_at(tmp_path, type(module))
+    _, weights = load_module(files, torch.float32, supply(), lambda: None)
+    assert files.checkpoint is not None
+    assert weights.index.files == files.checkpoint.files
+    same(whole(files, torch.float32), type(module).from_pretrained(tmp_path, dtype=torch.float32))
+
+
+def test_a_buffer_that_a_file_holds_is_read(tmp_path: Path) -> None:
+    module: Any = TINY_MODELS["prior"].build()
+    held = dict(module.named_buffers())
+    saved_names = [name for name in module.state_dict() if name in held]
+    files = saved(module, tmp_path)
+    built, _ = load_module(files, torch.float32, supply(), lambda: None)
+    for name in saved_names:
+        assert torch.equal(built.get_buffer(name), held[name])
+
+
+def test_ties_survive_the_building(tmp_path: Path) -> None:
+    module, weights = load_module(
+        saved(TINY_MODELS["t5"].build(), tmp_path), torch.float32, supply(), lambda: None
+    )
+    assert module.get_parameter("shared.weight") is module.get_parameter(
+        "encoder.embed_tokens.weight"
+    )
+    assert "encoder.embed_tokens.weight" not in weights.layout.slots()
+
+
+class Peculiar(diffusers.AutoencoderKL):  # type: ignore[misc]
+    """A class that loads in its own way."""
+
+    @classmethod
+    def from_pretrained(cls, directory: Any, **options: Any) -> Any:
+        module, news = super().from_pretrained(directory, **options)
+        return module, news
+
+
+def test_a_class_that_loads_in_its_own_way_is_asked_to(tmp_path: Path) -> None:
+    files = saved(TINY_MODELS["vae"].build(), tmp_path)
+    assert files.checkpoint is not None
+    with pytest.raises(NotReproducible, match="Peculiar"):
+        build_skeleton(Peculiar, tmp_path, files.checkpoint, torch.float32)
+
+
+def test_the_pack_of_a_class_that_loads_by_itself_holds_what_it_loaded(tmp_path: Path) -> None:
+    files = saved(TINY_MODELS["vae"].build(), tmp_path)
+    assert files.checkpoint is not None
+    kind: Any = type(TINY_MODELS["vae"].build())
+    module = kind.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    unread = unmatched_weights(module, files.checkpoint, None)
+    weights = supply().packs("part").load(files, unread, torch.bfloat16, lambda: None)
+    source = supply().open("part", weights, lambda: None)
+    view = source.host_view()
+    assert view is not None
+    for name, slot in weights.layout.slots().items():
+        stored = torch.frombuffer(
+            bytearray(view[slot.offset_bytes : slot.stop_bytes]), dtype=torch.bfloat16
+        )
+        assert torch.equal(stored.reshape(slot.spec.shape), module.get_parameter(name))
+    source.close()
