@@ -33,7 +33,9 @@ class Table:
 
 def print_json(data: Any) -> None:
     """The one JSON object of a command."""
-    write(json.dumps(data, ensure_ascii=False) + "\n")
+    text = json.dumps(data, ensure_ascii=not _is_utf8(sys.stdout.encoding))
+    # What file names that are not UTF-8 leave, half characters, JSON has escapes for.
+    write(text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
 def print_tables(tables: Sequence[Table]) -> None:
@@ -47,14 +49,20 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 def print_line(text: str) -> None:
     """One line on standard output."""
-    write(text + "\n")
+    write(visible(text) + "\n")
+
+
+def visible(text: str) -> str:
+    """The text as one line; what is not printable is escaped, since terminals obey some of it."""
+    return text if text.isprintable() else "".join(map(_visible_character, text))
 
 
 def write(data: str | bytes) -> None:
     """Write to standard output; a reader that has enough and closes it is no error."""
     try:
         if isinstance(data, str):
-            sys.stdout.write(data)
+            encoding = sys.stdout.encoding
+            sys.stdout.write(data.encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
         else:
             sys.stdout.buffer.write(data)
@@ -66,9 +74,9 @@ def write(data: str | bytes) -> None:
 
 def print_error(error: OffloadError) -> None:
     """An error for a person, with what to do about it."""
-    sys.stderr.write(f"offloadctl: {error.message}\n")
+    sys.stderr.write(f"offloadctl: {visible(error.message)}\n")
     if error.hint:
-        sys.stderr.write(f"            {error.hint}\n")
+        sys.stderr.write(f"            {visible(error.hint)}\n")
 
 
 def error_data(code: str, message: str, hint: str = "", details: Any = None) -> dict[str, Any]:
@@ -105,12 +113,12 @@ def result_line(result: Result, files: Sequence[str]) -> str:
         facts.append(f"waited {format_duration(waited_s)}")
     if result.peak_device_bytes:
         facts.append(f"{format_size(result.peak_device_bytes)} on the device")
-    return f"{', '.join(files) or 'picture'}: {', '.join(facts)}"
+    return visible(f"{', '.join(files) or 'picture'}: {', '.join(facts)}")
 
 
 def plain_text(table: Table, *, titled: bool) -> str:
     """Columns parted by two spaces, for a pipe."""
-    lines = [table.names, *table.rows]
+    lines = [table.names, *([visible(cell) for cell in row] for row in table.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.headings))]
     text = [f"# {table.title}"] if titled else []
     for line in lines:
@@ -120,6 +128,14 @@ def plain_text(table: Table, *, titled: bool) -> str:
         ]
         text.append("  ".join(cells).rstrip())
     return "\n".join(text) + "\n"
+
+
+def _visible_character(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def _is_utf8(encoding: str) -> bool:
+    return encoding.lower().replace("-", "") == "utf8"
 
 
 def _print_rich(tables: Sequence[Table]) -> None:
@@ -136,5 +152,5 @@ def _print_rich(tables: Sequence[Table]) -> None:
             view.add_column(heading.removeprefix(">"), justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in table.rows:
             # Text, so that brackets in a prompt or a path are not taken for markup.
-            view.add_row(*(Text(cell) for cell in row))
+            view.add_row(*(Text(visible(cell)) for cell in row))
         console.print(view)

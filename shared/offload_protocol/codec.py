@@ -28,6 +28,9 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 # Deep nesting ends in RecursionError, bad UTF-8 in UnicodeDecodeError: both are the peer's fault.
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 
+# Half a character (a file name or a command line that is not UTF-8), or an integer too long.
+UNSENDABLE = (UnicodeEncodeError, OverflowError)
+
 
 class _Envelope(msgspec.Struct):
     op: str
@@ -51,8 +54,14 @@ class UnreadableRequest(InvalidRequest):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The msgpack body of a message."""
-    return _encoder.encode(message)
+    """The msgpack body of a message; raises `InvalidRequest` for what msgpack cannot hold."""
+    try:
+        return _encoder.encode(message)
+    except UNSENDABLE as error:
+        raise InvalidRequest(
+            f"the message cannot be sent: {error}",
+            hint="texts are Unicode without lone surrogates, integers have 64 bits",
+        ) from None
 
 
 def decode_request(body: bytes | memoryview, limits: Limits) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ SOCKET_NAME = "offloadd.sock"
 SYSTEM_DIRECTORY = Path("/run/offloadd")
 MAX_IPC_PATH_BYTES = 107
 """Linux limits a socket's path to 108 bytes with its closing zero."""
+
+_TCP = re.compile(r".+:(?!0+$)[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,18 @@ def checked_endpoint(endpoint: str) -> str:
             f"{endpoint!r} is not an endpoint",
             hint="write ipc:///path/to/socket or tcp://HOST:PORT",
         )
+    if not endpoint.isprintable():
+        # ZeroMQ takes UTF-8 up to a zero, and nobody sees what a path ends with.
+        raise InvalidRequest(
+            f"{endpoint!r} has characters that are not printable", hint="choose another path"
+        )
     if scheme == "ipc" and len(rest.encode()) > MAX_IPC_PATH_BYTES:
         raise InvalidRequest(
             f"the socket path has {len(rest.encode())} bytes, the limit is {MAX_IPC_PATH_BYTES}",
             hint="choose a shorter path",
         )
+    if scheme == "tcp" and not _TCP.fullmatch(rest):
+        raise InvalidRequest(f"{endpoint!r} is not an endpoint", hint="write tcp://HOST:PORT")
     if scheme == "ipc" and not rest.startswith("/"):
         raise InvalidRequest(f"{endpoint!r} is not absolute", hint="write ipc:///path/to/socket")
     return endpoint

@@ -163,6 +163,15 @@ async def test_a_session_has_to_be_fit_for_a_log(serve: Serve, session: str) -> 
             await rig.stranger().hello(session=session)
 
 
+async def test_what_a_client_calls_itself_commands_nobodys_terminal(serve: Serve) -> None:
+    async with serve(models=()) as rig:
+        client = rig.stranger()
+        await client.hello(program="\x1b[31mred", client_version="\x1b]0;t\x07" + "1" * 200)
+        (listed,) = (await client.ask(Stats))["clients"]
+        assert listed["program"] == "[31mred"
+        assert listed["version"] == "]0;t" + "1" * 94
+
+
 async def test_a_client_that_left_is_no_longer_listed(serve: Serve) -> None:
     async with serve(models=()) as rig:
         stays, leaves = await rig.client(), await rig.client()

@@ -127,6 +127,8 @@ async def test_a_preloaded_model_is_loaded_at_the_start(serve: Serve) -> None:
         ({"name": "good", "source": "/other"}, "already hosted, from /good"),
         ({"name": "n", "source": "relative/path"}, "neither an absolute path nor builtin"),
         ({"name": "a b", "source": "/good"}, "is not a model name"),
+        ({"name": "a\0b", "source": "/good"}, "is not a model name"),
+        ({"name": "\x1b[2J", "source": "/good"}, "is not a model name"),
         ({"name": "n", "source": "/good", "options": {"ofload": "none"}}, "mean 'offload'"),
         ({"name": "n", "source": "/good", "options": {"dtype": "float8"}}, "not of its type"),
         ({"name": "good", "options": {"dtype": "float32"}}, "go with its source"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offload_client import ComponentInfo, JobInfo, ModelInfo, Progress
+from offload_protocol.errors import UnknownJob
 from offloadctl.arguments import parse_pairs, parse_picture_size, pipeline_arguments
-from offloadctl.output import Table, plain_text
+from offloadctl.output import Table, plain_text, print_error, print_json, print_line
 from offloadctl.pictures import file_names
 from offloadctl.progress import description
 from offloadctl.tables import jobs_table, ps_tables, stats_tables
@@ -114,3 +118,32 @@ def test_stats_show_sizes_and_times_for_people_and_survive_missing_keys() -> Non
 def test_progress_is_told_in_words() -> None:
     assert description(Progress("queued", 2, 0, 0)) == "queued, place 2"
     assert description(Progress("loading", None, 0, 0)) == "loading"
+
+
+def test_nothing_that_others_chose_commands_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_line("a \x1b[2J b")
+    print_error(UnknownJob("no job '\x1b]0;title\x07'", hint="a\nb"))
+    text = plain_text(Table("t", ("A",), [("\x1b[31m red \u202e",)]), titled=False)
+    shown = text.replace("\n", "") + "".join(capsys.readouterr()).replace("\n", "")
+    assert shown.isprintable()
+    assert r"a \x1b[2J b" in shown
+    assert r"\x1b[31m red \u202e" in shown
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_json_stays_json_whatever_a_file_is_called(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding=encoding))
+    print_json({"files": ["/tmp/\udcff.png", "grün.png"]})
+    assert json.loads(raw.getvalue().decode(encoding)) == {"files": ["/tmp/\udcff.png", "grün.png"]}
+
+
+def test_words_reach_a_terminal_that_cannot_show_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    print_line("grün")
+    assert raw.getvalue() == rb"gr\xfcn" + b"\n"

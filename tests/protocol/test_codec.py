@@ -42,6 +42,24 @@ def test_requests_survive_the_wire(job: str, arguments: dict[str, Any], seed: in
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "\ud800"},
+        {"job": "\udcff"},
+        {"arguments": {"prompt": "a \udcff circle"}},
+        {"arguments": {"\udcff": 1}},
+        {"seed": 1 << 64},
+        {"seed": -(1 << 63) - 1},
+    ],
+)
+def test_what_msgpack_cannot_hold_is_refused_before_it_is_sent(fields: dict[str, Any]) -> None:
+    request = Submit(**{"rid": 3, "job": "j", "model": "m", "arguments": {}, **fields})
+    with pytest.raises(InvalidRequest, match="cannot be sent") as caught:
+        codec.encode(request)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         Reply(rid=1, result={"a": [1]}),

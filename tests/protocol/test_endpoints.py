@@ -63,6 +63,14 @@ def test_the_daemon_binds_by_the_rules(
         ("ipc://", "is not an endpoint"),
         ("ipc://relative", "is not absolute"),
         ("ipc:///" + "x" * 107, "has 108 bytes, the limit is 107"),
+        ("ipc:///run/\udcff.sock", "not printable"),
+        ("ipc:///run/x\0.sock", "not printable"),
+        ("ipc:///run/x.sock\n", "not printable"),
+        ("tcp://127.0.0.1", "is not an endpoint"),
+        ("tcp://127.0.0.1:", "is not an endpoint"),
+        ("tcp://127.0.0.1:http", "is not an endpoint"),
+        ("tcp://127.0.0.1:0", "is not an endpoint"),
+        ("tcp://:7000", "is not an endpoint"),
     ],
 )
 def test_case_58_unusable_endpoints_are_refused(endpoint: str, says: str) -> None:

@@ -68,3 +68,12 @@ def test_what_is_nowhere_says_where_was_looked(tmp_path: Path) -> None:
     assert str(tmp_path) in error.message
     assert "hf download org/other" in error.hint
     assert "is not there" in refusal("/no/such/place", tmp_path).message
+
+
+def test_a_name_too_long_for_the_file_system_is_the_sources_fault(tmp_path: Path) -> None:
+    assert "too long for the file system" in refusal("/" + "x" * 300, tmp_path).message
+
+
+def test_a_path_through_a_file_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is not there" in refusal(f"{tmp_path}/file/model", tmp_path).message

@@ -83,9 +83,10 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
     `offload` may be a mode's name or a map with `mode` and its parameters; so may each entry of
     `components`. Raises `InvalidRequest` that names the key.
     """
-    if not name or len(name) > 200 or any(character.isspace() for character in name):
+    if not 1 <= len(name) <= 200 or not name.isprintable() or " " in name:
         raise InvalidRequest(
-            f"{name[:200]!r} is not a model name", hint="use 1 to 200 characters without spaces"
+            f"{name[:200]!r} is not a model name",
+            hint="use 1 to 200 printable characters without spaces",
         )
     data = dict(options, name=name, source=source)
     if "keep_alive" in data:

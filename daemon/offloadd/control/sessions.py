@@ -70,8 +70,7 @@ class Sessions:
                 "the hello's session is empty, too long or not printable",
                 hint=f"make 1 to {MAX_SESSION_CHARS} random characters",
             )
-        program = "".join(char for char in hello.program[:MAX_PROGRAM_CHARS] if char.isprintable())
-        version = hello.client_version[:MAX_PROGRAM_CHARS]
+        program, version = _for_people(hello.program), _for_people(hello.client_version)
         self.leave(connection)
         hello = msgspec.structs.replace(hello, program=program, client_version=version)
         session = Session(connection, hello, now_s)
@@ -154,3 +153,8 @@ class Sessions:
     def _count(self, outcome: Outcome) -> None:
         if outcome is Outcome.DROPPED:
             self.dropped_total += 1
+
+
+def _for_people(text: str) -> str:
+    # Other users see it at their terminals, which take some characters for commands.
+    return "".join(char for char in text[:MAX_PROGRAM_CHARS] if char.isprintable())

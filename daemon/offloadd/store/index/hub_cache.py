@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from offload_protocol.errors import ModelLoadFailed
-from offloadd.store.index.weight_file import read_small_file, refuse
+from offloadd.store.index.weight_file import read_small_file, refuse, unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -23,9 +23,18 @@ def find_source(source: str, *, cache_directory: Path, revision: str = "main") -
     """The directory (or file) of a model that is on this machine.
 
     An existing path is taken as it is, except that a `models--ORG--NAME` folder of a hub cache
-    stands for its snapshot of `revision`. Raises `ModelLoadFailed`.
+    stands for its snapshot of `revision`. Raises `ModelLoadFailed`, or `StorageFailed` where the
+    disk fails.
     """
     path = Path(source).expanduser()
+    try:
+        return _find(source, path, cache_directory, revision)
+    except OSError as error:
+        # Looking alone can fail: a name too long, a directory above that may not be searched.
+        raise unreadable(path, error) from error
+
+
+def _find(source: str, path: Path, cache_directory: Path, revision: str) -> Path:
     if path.exists():
         return _snapshot(path, revision) if _is_cache_entry(path) else path
     if path.is_symlink():

@@ -64,7 +64,7 @@ def read_weight_file(path: Path) -> FileContents:
     except BadHeader as error:
         raise _bad_header(path, error) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_small_file(path: Path, limit_bytes: int) -> bytes:
@@ -84,7 +84,7 @@ def read_small_file(path: Path, limit_bytes: int) -> bytes:
     except BadHeader as error:
         raise _bad_header(path, error) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def refuse(
@@ -175,7 +175,8 @@ def _bad_header(path: Path, error: BadHeader) -> ModelLoadFailed:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
+def unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
+    """The coded error for what the file system said about a model's file or directory."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return _missing(path)
     if error.errno in (errno.EACCES, errno.EPERM):
