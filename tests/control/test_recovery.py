@@ -99,6 +99,11 @@ async def test_a_drawn_seed_is_the_same_after_a_restart(
         (seed,) = journal.execute("SELECT seed FROM jobs WHERE job = 'waits'").fetchone()
     daemons.append(again := Daemon(tmp_path, endpoint))
     client = await connected(context, again)
+
+    async def runs_again() -> bool:
+        return bool((await client.ask(Stats))["queue"]["running"])
+
+    await until(runs_again)
     pid = int((await client.ask(Stats))["workers"][0]["pid"])
     await client.ask(Cancel, job="runs")
     os.kill(pid, signal.SIGKILL)
