@@ -159,7 +159,7 @@ def load(
         ),
     ] = None,
     offload: Annotated[
-        str | None, typer.Option(metavar="MODE", help="none, model, sequential, group or auto.")
+        str | None, typer.Option(metavar="MODE", help="auto, none, stream, model, group or sequential.")
     ] = None,
     options: Annotated[
         list[str] | None,

@@ -15,9 +15,10 @@ from torch import nn
 
 from offloadd.channel.specs import OffloadSpec
 from offloadd.hosting.device_host import Supplier
-from offloadd.hosting.loading import load_module
+from offloadd.hosting.loading import build_part, finish_part
+from offloadd.hosting.packs import packed_weights, write_packs
 from offloadd.hosting.skeletons import NotReproducible, build_skeleton
-from offloadd.hosting.weights import unmatched_weights
+from offloadd.hosting.weights import Weights, unmatched_weights
 from offloadd.store.index import ComponentFiles, read_checkpoint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -42,9 +43,16 @@ def supply() -> Supplier:
     return device_host().supply("tiny", {"part": OffloadSpec()}, {})
 
 
+def load_module(files: ComponentFiles, dtype: torch.dtype) -> tuple[nn.Module, Weights]:
+    """A component without its weights, and where these are."""
+    part = build_part(files, dtype, supply())
+    write_packs([part.order] if part.order else [], lambda: None)
+    return part.module, finish_part(part, supply())
+
+
 def whole(files: ComponentFiles, dtype: torch.dtype) -> nn.Module:
     """The component without its weights, and these put into it from where they are said to be."""
-    module, weights = load_module(files, dtype, supply(), lambda: None)
+    module, weights = load_module(files, dtype)
     source = supply().open("part", weights, lambda: None)
     view = source.host_view()
     assert view is not None
@@ -84,14 +92,14 @@ def test_a_skeleton_with_its_weights_is_what_from_pretrained_builds(
 
 def test_files_of_the_right_dtype_are_read_as_they_lie(tmp_path: Path) -> None:
     files = saved(TINY_MODELS["flux"].build(dtype=torch.bfloat16), tmp_path)
-    _, weights = load_module(files, torch.bfloat16, supply(), lambda: None)
+    _, weights = load_module(files, torch.bfloat16)
     assert files.checkpoint is not None
     assert weights.index.files == files.checkpoint.files
 
 
 def test_layers_that_a_class_keeps_precise_are_precise(tmp_path: Path) -> None:
     files = saved(TINY_MODELS["wan"].build(), tmp_path)
-    module, _ = load_module(files, torch.bfloat16, supply(), lambda: None)
+    module, _ = load_module(files, torch.bfloat16)
     dtypes = {name: one.dtype for name, one in module.named_parameters()}
     assert dtypes["scale_shift_table"] == torch.float32
     assert set(dtypes.values()) == {torch.float32, torch.bfloat16}
@@ -104,7 +112,7 @@ def test_names_of_an_older_library_are_found_without_a_copy(tmp_path: Path) -> N
     older = {f"text_model.{name}": tensor for name, tensor in load_file(path).items()}
     save_file(older, path, metadata={"format": "pt"})
     files = files_at(tmp_path, type(module))
-    _, weights = load_module(files, torch.float32, supply(), lambda: None)
+    _, weights = load_module(files, torch.float32)
     assert files.checkpoint is not None
     assert weights.index.files == files.checkpoint.files
     same(whole(files, torch.float32), type(module).from_pretrained(tmp_path, dtype=torch.float32))
@@ -115,15 +123,13 @@ def test_a_buffer_that_a_file_holds_is_read(tmp_path: Path) -> None:
     held = dict(module.named_buffers())
     saved_names = [name for name in module.state_dict() if name in held]
     files = saved(module, tmp_path)
-    built, _ = load_module(files, torch.float32, supply(), lambda: None)
+    built, _ = load_module(files, torch.float32)
     for name in saved_names:
         assert torch.equal(built.get_buffer(name), held[name])
 
 
 def test_ties_survive_the_building(tmp_path: Path) -> None:
-    module, weights = load_module(
-        saved(TINY_MODELS["t5"].build(), tmp_path), torch.float32, supply(), lambda: None
-    )
+    module, weights = load_module(saved(TINY_MODELS["t5"].build(), tmp_path), torch.float32)
     assert module.get_parameter("shared.weight") is module.get_parameter(
         "encoder.embed_tokens.weight"
     )
@@ -152,7 +158,9 @@ def test_the_pack_of_a_class_that_loads_by_itself_holds_what_it_loaded(tmp_path:
     kind: Any = type(TINY_MODELS["vae"].build())
     module = kind.from_pretrained(tmp_path, dtype=torch.bfloat16)
     unread = unmatched_weights(module, files.checkpoint, None)
-    weights = supply().packs("part").load(files, unread, torch.bfloat16, lambda: None)
+    order = supply().packs("part").order("load", files, unread, torch.bfloat16)
+    write_packs([order], lambda: None)
+    weights = packed_weights(order, unread)
     source = supply().open("part", weights, lambda: None)
     view = source.host_view()
     assert view is not None

@@ -17,9 +17,10 @@ from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.hosting.classes import component_class, pipeline_class
-from offloadd.hosting.packs import Packs
+from offloadd.hosting.pack_order import PackOrder
+from offloadd.hosting.packs import Packs, packed_weights, write_packs
 from offloadd.hosting.plain_loading import UNFIT, load_plain, unfit
-from offloadd.hosting.skeletons import NotReproducible, Skeleton, build_skeleton
+from offloadd.hosting.skeletons import NotReproducible, build_skeleton
 from offloadd.hosting.weights import Weights, fill_buffers, match_weights, unmatched_weights
 from offloadd.offload.casting import Casting
 from offloadd.store.index import ComponentFiles, PipelineFiles
@@ -75,21 +76,26 @@ def load_pipeline(
     """
     components: dict[str, Any] = {}
     sources: dict[str, Source] = {}
+    parts: list[Part] = []
     total = len(files.components)
+    for component in files.components:
+        on_component(0, total)
+        if component.checkpoint is None:
+            components[component.name] = _weightless(component)
+        else:
+            parts.append(build_part(component, dtype, supply))
+            components[component.name] = parts[-1].module
+    # One process writes what is missing of them: it takes longer to start than most packs take.
+    write_packs([part.order for part in parts if part.order], lambda: on_component(0, total))
     with ExitStack() as undo:
-        for done, component in enumerate(files.components):
+        for done, part in enumerate(parts, total - len(parts)):
 
             def watch(done: int = done) -> None:
                 on_component(done, total)
 
             watch()
-            if component.checkpoint is None:
-                components[component.name] = _weightless(component)
-                continue
-            module, weights = load_module(component, dtype, supply, watch)
-            source = supply.open(component.name, weights, watch)
-            undo.callback(source.close)
-            components[component.name], sources[component.name] = module, source
+            sources[part.name] = supply.open(part.name, finish_part(part, supply), watch)
+            undo.callback(sources[part.name].close)
         on_component(total, total)
         pipeline = _assemble(files, components)
         undo.pop_all()
@@ -105,55 +111,58 @@ def modules(pipeline: Any) -> dict[str, nn.Module]:
     }
 
 
-def load_module(
-    files: ComponentFiles, dtype: torch.dtype, supply: Supply, watch: Callable[[], None]
-) -> tuple[nn.Module, Weights]:
-    """A component without its weights, and where these are, in the dtypes that it computes with."""
-    checkpoint = files.checkpoint
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component without its weights, the weights that it wants, and the pack they come in.
+
+    Without an order the weights are read as they lie. `buffers_in_pack` says that the module's
+    buffers are to be had there too.
+    """
+
+    name: str
+    module: nn.Module
+    weights: Weights
+    order: PackOrder | None = None
+    buffers_in_pack: bool = False
+
+
+def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Part:
+    """Build a component's module; raises `ModelLoadFailed` naming every tensor that is missing."""
+    checkpoint, name = files.checkpoint, files.name
     assert checkpoint is not None  # the caller has looked
-    kind = component_class(files.name, files.library, files.class_name)
+    kind = component_class(name, files.library, files.class_name)
+    packs, casting = supply.packs(name), supply.casting(name)
     try:
         skeleton = build_skeleton(kind, files.directory, checkpoint, dtype)
     except NotReproducible as reason:
-        _log.info("%s is loaded by its own class: %s", files.name, reason)
-        return _load_whole(files, dtype, supply, watch)
+        _log.info("%s is loaded by its own class: %s", name, reason)
+        module = load_plain(
+            name, files.library, files.class_name, files.directory, checkpoint.variant, dtype
+        )
+        wanted = unmatched_weights(module, checkpoint, casting)
+        return Part(name, module, wanted, packs.order("load", files, wanted, dtype))
     except UNFIT as error:
-        raise unfit(files.name, files.class_name, files.directory, error) from error
-    return skeleton.module, _weights_for(files, skeleton, dtype, supply, watch)
-
-
-def _weights_for(
-    files: ComponentFiles,
-    skeleton: Skeleton,
-    dtype: torch.dtype,
-    supply: Supply,
-    watch: Callable[[], None],
-) -> Weights:
-    module, checkpoint = skeleton.module, files.checkpoint
-    assert checkpoint is not None
-    casting = supply.casting(files.name)
+        raise unfit(name, files.class_name, files.directory, error) from error
+    module = skeleton.module
     if skeleton.names is None:
-        unread = unmatched_weights(module, checkpoint, casting)
-        weights = supply.packs(files.name).load(files, unread, dtype, watch)
-        fill_buffers(module, weights, supply.reader)
-        return weights
-    weights = match_weights(module, skeleton.names, checkpoint, casting)
-    fill_buffers(module, weights, supply.reader)
-    if weights.is_direct:
-        return weights
-    return supply.packs(files.name).cast(files, weights, watch)
+        wanted = unmatched_weights(module, checkpoint, casting)
+        order = packs.order("load", files, wanted, dtype)
+        return Part(name, module, wanted, order, buffers_in_pack=True)
+    wanted = match_weights(module, skeleton.names, checkpoint, casting)
+    fill_buffers(module, wanted, supply.reader)
+    if wanted.is_direct:
+        return Part(name, module, wanted)
+    return Part(name, module, wanted, packs.order("cast", files, wanted, dtype))
 
 
-def _load_whole(
-    files: ComponentFiles, dtype: torch.dtype, supply: Supply, watch: Callable[[], None]
-) -> tuple[nn.Module, Weights]:
-    checkpoint = files.checkpoint
-    assert checkpoint is not None
-    module = load_plain(
-        files.name, files.library, files.class_name, files.directory, checkpoint.variant, dtype
-    )
-    unread = unmatched_weights(module, checkpoint, supply.casting(files.name))
-    return module, supply.packs(files.name).load(files, unread, dtype, watch)
+def finish_part(part: Part, supply: Supply) -> Weights:
+    """The files to read a part's weights from, once its pack is written."""
+    if part.order is None:
+        return part.weights
+    weights = packed_weights(part.order, part.weights)
+    if part.buffers_in_pack:
+        fill_buffers(part.module, weights, supply.reader)
+    return weights
 
 
 def _weightless(files: ComponentFiles) -> Any:

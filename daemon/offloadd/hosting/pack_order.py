@@ -39,7 +39,6 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    key: str
     how: Literal["cast", "load"]
     component: str
     library: str
@@ -62,7 +61,7 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an order."""
+    """The end of all orders; the error is that of the first one that failed."""
 
     error: ErrorInfo | None = None
 

@@ -1,4 +1,4 @@
-"""Writes one pack: `python -m offloadd.hosting.pack_writer`, order on stdin, answer on stdout.
+"""Writes packs: `python -m offloadd.hosting.pack_writer`, orders on stdin, answer on stdout.
 
 The libraries that models come from are imported only where one of their classes has to load.
 """
@@ -18,7 +18,7 @@ import torch
 from typing_extensions import Buffer
 
 from offload_protocol.codec import error_info
-from offload_protocol.errors import InternalError, ModelLoadFailed, OffloadError
+from offload_protocol.errors import ModelLoadFailed, OffloadError, OutOfMemory
 from offloadd.hosting.pack_order import PackAnswer, PackOrder
 from offloadd.offload.forms import DTYPE_NAMES, DTYPES
 from offloadd.offload.host_memory import view_of
@@ -32,27 +32,27 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Take an order, carry it out, answer."""
+    """Take orders, carry them out, answer."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     answers = os.dup(1)
     # What libraries print belongs into the log, not into the answer.
     os.dup2(2, 1)
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=PackOrder)
-    os.write(answers, msgspec.json.encode(carry_out(order)))
+    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[PackOrder])
+    os.write(answers, msgspec.json.encode(_carry_out(orders)))
 
 
-def carry_out(order: PackOrder) -> PackAnswer:
-    """Write the pack."""
-    try:
-        if order.how == "cast":
-            _write_cast(order)
-        else:
-            _write_loaded(order)
-    except OffloadError as error:
-        return PackAnswer(error=error_info(error))
-    except MemoryError:
-        failed = InternalError(f"there is too little memory to load {order.component!r}")
-        return PackAnswer(error=error_info(failed))
+def _carry_out(orders: list[PackOrder]) -> PackAnswer:
+    for order in orders:
+        try:
+            if order.how == "cast":
+                _write_cast(order)
+            else:
+                _write_loaded(order)
+        except OffloadError as error:
+            return PackAnswer(error=error_info(error))
+        except MemoryError:
+            failed = OutOfMemory(f"there is too little memory to pack {order.component!r}")
+            return PackAnswer(error=error_info(failed))
     return PackAnswer()
 
 

@@ -11,7 +11,8 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ import torch
 import transformers
 
 from offload_protocol.codec import to_exception
-from offload_protocol.errors import InternalError, StorageFailed
+from offload_protocol.errors import InternalError
 from offloadd.hosting.dtypes import dtype_name
 from offloadd.hosting.pack_order import (
     PackAnswer,
@@ -44,58 +45,60 @@ class Packs:
 
     directory: Path
 
-    def cast(self, files: ComponentFiles, weights: Weights, watch: Callable[[], None]) -> Weights:
-        """The weights in the dtypes of their layout; `watch` is called while a writer works.
-
-        Raises `StorageFailed` where the pack cannot be written, and what `watch` raises.
-        """
-        return self._packed("cast", files, weights, "", watch)
-
-    def load(
-        self,
-        files: ComponentFiles,
-        weights: Weights,
-        dtype: torch.dtype,
-        watch: Callable[[], None],
-    ) -> Weights:
-        """The weights as `from_pretrained` reads them; raises also what that raises."""
-        return self._packed("load", files, weights, dtype_name(dtype), watch)
-
-    def _packed(
+    def order(
         self,
         how: Literal["cast", "load"],
         files: ComponentFiles,
         weights: Weights,
-        dtype: str,
-        watch: Callable[[], None],
-    ) -> Weights:
-        names = dict(weights.names)
-        through = dict(weights.through)
-        about = [how, files.library, files.class_name, dtype, repr(sorted(through.items()))]
-        about += _loaders(how, files.directory)
+        dtype: torch.dtype,
+    ) -> PackOrder:
+        """The order for a component's weights in the dtypes of their layout.
+
+        `cast` where the files have every tensor, `load` where only the class's `from_pretrained`
+        can read them.
+        """
+        names, through = dict(weights.names), dict(weights.through)
+        about = [how, files.library, files.class_name, repr(sorted(through.items()))]
+        if how == "load":
+            about += [dtype_name(dtype), *_loaders(files.directory)]
         key = pack_key(weights.index, weights.layout, names, about)
-        prefix = pack_prefix(files.directory)
-        path = self.directory / f"{prefix}-{key}.safetensors"
-        if not path.exists():
-            order = PackOrder(
-                path=str(path),
-                key=key,
-                how=how,
-                component=files.name,
-                library=files.library,
-                class_name=files.class_name,
-                directory=str(files.directory),
-                variant=weights.index.variant,
-                dtype=dtype,
-                units=packed_units(weights.layout),
-                names=names,
-                through=through,
-            )
-            _write(order, watch)
-            for older in self.directory.glob(f"{prefix}-*.safetensors"):
-                if older != path:
-                    older.unlink(missing_ok=True)
-        return Weights(read_checkpoint(path), weights.layout, {}, {})
+        name = f"{pack_prefix(files.directory)}-{key}.safetensors"
+        return PackOrder(
+            path=str(self.directory / name),
+            how=how,
+            component=files.name,
+            library=files.library,
+            class_name=files.class_name,
+            directory=str(files.directory),
+            variant=weights.index.variant,
+            dtype=dtype_name(dtype),
+            units=packed_units(weights.layout),
+            names=names,
+            through=through,
+        )
+
+
+def write_packs(orders: Sequence[PackOrder], watch: Callable[[], None]) -> None:
+    """Write those packs that are not there; `watch` is called while the writer works.
+
+    Raises `StorageFailed` where they cannot be written, what `from_pretrained` of a class is
+    refused for, and what `watch` raises.
+    """
+    missing = [order for order in orders if not Path(order.path).exists()]
+    if not missing:
+        return
+    _write(missing, watch)
+    for order in missing:
+        path = Path(order.path)
+        prefix = path.name.partition("-")[0]
+        for older in path.parent.glob(f"{prefix}-*.safetensors"):
+            if older != path:
+                older.unlink(missing_ok=True)
+
+
+def packed_weights(order: PackOrder, weights: Weights) -> Weights:
+    """The weights as the pack of their order holds them."""
+    return Weights(read_checkpoint(Path(order.path)), weights.layout, {}, {})
 
 
 def cache_directory() -> Path:
@@ -107,41 +110,39 @@ def cache_directory() -> Path:
     return Path(home).expanduser() / "offloadd" / "packs"
 
 
-def _loaders(how: str, directory: Path) -> list[str]:
-    if how == "cast":
-        return []
+def _loaders(directory: Path) -> list[str]:
     config = (directory / "config.json").read_bytes()
     return [diffusers.__version__, transformers.__version__, hashlib.sha256(config).hexdigest()]
 
 
-def _write(order: PackOrder, watch: Callable[[], None]) -> None:
+def _write(orders: Sequence[PackOrder], watch: Callable[[], None]) -> None:
     command = [sys.executable, "-P", "-m", _WRITER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        try:
-            said = _converse(writer, msgspec.json.encode(order), watch)
-        except BaseException:
-            writer.kill()
-            raise
+    with tempfile.TemporaryFile() as said:
+        # Not a pipe: the writer reads only when it has started, and a pipe does not hold them all.
+        said.write(msgspec.json.encode(orders))
+        said.seek(0)
+        with subprocess.Popen(command, stdin=said, stdout=subprocess.PIPE) as writer:
+            try:
+                told = _wait_for(writer, watch)
+            except BaseException:
+                writer.kill()
+                raise
     try:
-        answer = msgspec.json.decode(said, type=PackAnswer)
+        answer = msgspec.json.decode(told, type=PackAnswer)
     except msgspec.DecodeError:
+        names = ", ".join(order.component for order in orders)
         raise InternalError(
-            f"the writer of the pack for {order.component!r} ended with status {writer.returncode}",
+            f"the writer of packs for {names} ended with status {writer.returncode}",
             hint="the daemon's log may say why; there may have been too little memory",
         ) from None
     if answer.error is not None:
         raise to_exception(answer.error)
-    if not Path(order.path).exists():
-        raise StorageFailed(f"{order.path} vanished while it was written")
 
 
-def _converse(writer: subprocess.Popen[bytes], order: bytes, watch: Callable[[], None]) -> bytes:
-    given: bytes | None = order
+def _wait_for(writer: subprocess.Popen[bytes], watch: Callable[[], None]) -> bytes:
     while True:
         watch()
         try:
-            said, _ = writer.communicate(given, timeout=_LOOK_EVERY_S)
+            return writer.communicate(timeout=_LOOK_EVERY_S)[0]
         except subprocess.TimeoutExpired:
-            given = None
-        else:
-            return said
+            continue
