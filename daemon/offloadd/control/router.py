@@ -44,6 +44,14 @@ FAREWELL_MS = 1_000
 
 Buffer = bytes | bytearray | memoryview
 
+SHARED_BYTES = 1 << 16
+"""Frames from this size on are shared with ZeroMQ; for smaller ones a copy costs less."""
+
+# Plain numbers: pyzmq's own make an enumeration's member of each answer, for which a job asks ten
+# times.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_DONTWAIT, _SNDMORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)
+
 _MONITOR_EVENT = struct.Struct("=hi")
 
 
@@ -120,9 +128,11 @@ class Router:
     def send(self, connection: Connection, parts: Sequence[Buffer]) -> Sent:
         """Send a message whole or not at all, without waiting."""
         try:
-            self._socket.send_multipart(
-                (connection.identity, *parts), flags=zmq.DONTWAIT, copy=False
-            )
+            # Once the identity is taken, so are the frames behind it.
+            self._socket.send(connection.identity, _DONTWAIT | _SNDMORE)
+            for part in parts[:-1]:
+                self._socket.send(part, _DONTWAIT | _SNDMORE, copy=len(part) < SHARED_BYTES)
+            self._socket.send(parts[-1], _DONTWAIT, copy=len(parts[-1]) < SHARED_BYTES)
         except zmq.Again:
             return Sent.BLOCKED
         except zmq.ZMQError as error:
@@ -130,7 +140,7 @@ class Router:
                 raise
             return Sent.GONE
         finally:
-            if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if self._socket.getsockopt(_EVENTS) & _POLLIN:
                 self._schedule_drain()
         return Sent.SENT
 
@@ -153,7 +163,7 @@ class Router:
         if self._socket.closed:
             return
         for _ in range(BATCH_MESSAGES):
-            if not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if not self._socket.getsockopt(_EVENTS) & _POLLIN:
                 self._report_closed()
                 break
             self._receive()
@@ -162,11 +172,11 @@ class Router:
         self._receiver.on_writable()
 
     def _receive(self) -> None:
-        identity = self._socket.recv(zmq.DONTWAIT)
+        identity = self._socket.recv(_DONTWAIT)
         frames: list[memoryview] = []
         more = True
         while more:
-            frame = self._socket.recv(zmq.DONTWAIT, copy=False)
+            frame = self._socket.recv(_DONTWAIT, copy=False)
             more = frame.more
             if len(frames) < self._max_frames:
                 frames.append(frame.buffer)
@@ -189,7 +199,7 @@ class Router:
         return connection
 
     def _read_monitor(self) -> None:
-        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        while self._monitor.getsockopt(_EVENTS) & _POLLIN:
             event, descriptor = _MONITOR_EVENT.unpack(self._monitor.recv_multipart()[0])
             if event == zmq.EVENT_DISCONNECTED:
                 self._closed_descriptors.add(descriptor)

@@ -92,7 +92,7 @@ class Server:
         clocks = Clocks(setting.clock, time.time, partial(random.SystemRandom().getrandbits, 32))
         loop = asyncio.get_running_loop()
         self._journal, recovered = Journal.open(
-            setting.state_dir, config.journal.sync, loop.call_soon_threadsafe
+            setting.state_dir, config.journal.sync, loop.call_soon_threadsafe, loop.call_later
         )
         self._sessions = Sessions(self._router, lambda key: self._endings.results.get(key))
         self._models = ModelTable(

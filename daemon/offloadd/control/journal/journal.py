@@ -27,7 +27,7 @@ from offloadd.control.journal.frames import (
     split,
     unpack_lengths,
 )
-from offloadd.control.journal.writer import Entry, Statement, Told, Writer
+from offloadd.control.journal.writer import Entry, Later, Statement, Told, Writer, at_once
 
 DATABASE = "journal.db"
 FRAMES = "frames"
@@ -115,6 +115,7 @@ class Journal:
         self, directory: Path, connection: sqlite3.Connection, writer: Writer, last_number: int
     ) -> None:
         self._frames = directory / FRAMES
+        self._file_names = {path.name for path in self._frames.iterdir()}
         self._connection = connection
         self._writer = writer
         self._last_number = last_number
@@ -125,6 +126,7 @@ class Journal:
         directory: Path,
         sync: Sync,
         call_soon: Callable[[Callable[[], None]], object],
+        later: Later = at_once,
     ) -> tuple[Journal, Recovered]:
         """Open or make the journal, and read it; raises `StorageFailed`.
 
@@ -145,7 +147,7 @@ class Journal:
                 hint=f"move it away, its jobs are then forgotten: mv {path} {path}.damaged",
                 details={"path": str(path)},
             ) from error
-        writer = Writer(connection, path, sync, call_soon)
+        writer = Writer(connection, path, sync, call_soon, later)
         return cls(directory, connection, writer, last_number), recovered
 
     def new_number(self) -> int:
@@ -194,7 +196,7 @@ class Journal:
             told,
             file,
             frames if file else (),
-            stale_files=(self._file(number, "request"),),
+            stale_files=self._stale(number, "request"),
             is_owed=True,
         )
         self._writer.put(entry)
@@ -226,18 +228,24 @@ class Journal:
         self._writer.close()
 
     def _forget_by(self, statement: Statement, number: int, told: Told | None = None) -> None:
-        files = (self._file(number, "request"), self._file(number, "result"))
-        self._writer.put(Entry(statement, told, stale_files=files, is_owed=True))
+        files = self._stale(number, "request", "result")
+        entry = Entry(statement, told, stale_files=files, is_owed=True, may_wait=True)
+        self._writer.put(entry)
 
-    def _file(self, number: int, kind: str) -> Path:
-        return self._frames / f"{number}.{kind}"
+    def _stale(self, number: int, *kinds: str) -> tuple[Path, ...]:
+        """The files of a job that are no longer needed; few jobs have any."""
+        names = {f"{number}.{kind}" for kind in kinds} & self._file_names
+        self._file_names -= names
+        return tuple(self._frames / name for name in names)
 
     def _place(
         self, number: int, kind: str, frames: Sequence[Frame], lengths: tuple[int, ...]
     ) -> tuple[bytes | None, FrameFile | None]:
         if sum(lengths) <= INLINE_BYTES:
             return b"".join(frames), None
-        return None, FrameFile(self._file(number, kind), lengths)
+        name = f"{number}.{kind}"
+        self._file_names.add(name)
+        return None, FrameFile(self._frames / name, lengths)
 
 
 def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered, int]:

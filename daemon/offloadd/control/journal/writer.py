@@ -2,7 +2,9 @@
 
 A thread, and not the event loop: a commit costs about 12 us on the loop and 27 us by way of the
 thread, but a checkpoint, a full sync or a slow disk takes 50 to 200 ms, for which the loop must
-not stand still. While one transaction is written, the next one gathers, so a burst costs few.
+not stand still. While one transaction is written, the next one gathers, so a burst costs few. The
+thread is woken when the loop has done what else it had to do at once: both need the interpreter,
+and an order that has to wait for the thread costs a job more than the journal does.
 
 Invariants:
 - Entries are written in the order in which they were put, and told in that order.
@@ -28,6 +30,12 @@ from offloadd.control.journal.frames import Frame, FrameFile
 
 MAX_OWED = 10_000
 
+PATIENCE_S = 0.05
+"""How long an entry that may wait does so for company; a transaction costs as much as its rows."""
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls a function on the event loop after so many seconds; to be used on the loop alone."""
+
 Told = Callable[[StorageFailed | None], None]
 Statement = tuple[str, tuple[object, ...]]
 
@@ -44,6 +52,13 @@ class Entry:
     frames: Sequence[Frame] = ()
     stale_files: tuple[Path, ...] = ()
     is_owed: bool = False
+    may_wait: bool = False
+    """Nobody waits for it, and no harm is done where a kill comes first."""
+
+
+def at_once(delay_s: float, call: Callable[[], None]) -> None:
+    """The `Later` of one who has nothing else to do."""
+    call()
 
 
 class Writer:
@@ -55,11 +70,14 @@ class Writer:
         path: Path,
         sync: Sync,
         call_soon: Callable[[Callable[[], None]], object],
+        later: Later = at_once,
     ) -> None:
         self._connection = connection
         self._path = path
         self._durable = sync == "full"
         self._call_soon = call_soon
+        self._later = later
+        self._wakes_soon = self._wakes_sometime = False
         self._waiting: list[Entry] = []
         self._owed: deque[Entry] = deque(maxlen=MAX_OWED)
         self._changed = threading.Condition()
@@ -72,6 +90,16 @@ class Writer:
         """Write an entry soon; never blocks on the disk."""
         with self._changed:
             self._waiting.append(entry)
+        if entry.may_wait and not (self._wakes_soon or self._wakes_sometime):
+            self._wakes_sometime = True
+            self._later(PATIENCE_S, self._wake)
+        elif not entry.may_wait and not self._wakes_soon:
+            self._wakes_soon = True
+            self._later(0.0, self._wake)
+
+    def _wake(self) -> None:
+        self._wakes_soon = self._wakes_sometime = False
+        with self._changed:
             self._changed.notify()
 
     def close(self) -> None:
@@ -112,10 +140,7 @@ class Writer:
             for entry in entries:
                 if entry.file is not None:
                     entry.file.write(entry.frames, self._durable)
-            self._connection.execute("BEGIN IMMEDIATE")
-            for entry in entries:
-                self._connection.execute(*entry.statement)
-            self._connection.execute("COMMIT")
+            self._execute(entries)
         except (sqlite3.Error, OSError) as error:
             self._roll_back(entries)
             return storage_failed(error, self._path)
@@ -123,6 +148,16 @@ class Writer:
             for path in entry.stale_files:
                 path.unlink(missing_ok=True)
         return None
+
+    def _execute(self, entries: list[Entry]) -> None:
+        if len(entries) == 1:
+            # A statement by itself is a transaction, with a third of the calls.
+            self._connection.execute(*entries[0].statement)
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        for entry in entries:
+            self._connection.execute(*entry.statement)
+        self._connection.execute("COMMIT")
 
     def _roll_back(self, entries: list[Entry]) -> None:
         if self._connection.in_transaction:
