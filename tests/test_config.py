@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,12 @@ def test_every_key_can_be_set_by_its_environment_name() -> None:
         ("[results]\nkeep = '5y'\n", "results.keep is '5y' .*as 30s, 5m"),
         ("[results]\nkeep = nan\n", "results.keep is nan"),
         ("[daemon]\nsocket_mode = '9'\n", "socket_mode is '9' .*mode such as 0660"),
-        ("[daemon]\ndevice = 'gpu'\n", "daemon.device is 'gpu'"),
+        ("[daemon]\ndevice = 'gpu'\n", "daemon.device is 'gpu' .*write auto, cpu or cuda:N"),
+        ("[daemon]\ndevice = 'cpu\\n'\n", "daemon.device is"),
+        ('[daemon]\nstate_dir = "a\\u0000"\n', "daemon.state_dir is .*leave the zero byte out"),
+        ('[daemon]\nadmin_group = "\\u0000"\n', "daemon.admin_group is .*zero byte"),
+        (f"x = {'9' * 5000}\n", "offloadd.toml is not TOML: "),
+        (f"x = {'[' * 3000}{']' * 3000}\n", "offloadd.toml is not TOML: "),
         ("[log]\nlevel = 'loud'\n", "log.level is 'loud' .*'debug', 'info'"),
         ("queue = 3\n", "offloadd.toml: queue is 3"),
         ("[queue\n", "offloadd.toml is not TOML: "),
@@ -183,3 +190,13 @@ def test_the_file_is_found_by_option_environment_and_home(tmp_path: Path) -> Non
     assert config_file(None, environ) == mine
     assert config_file(None, {**environ, "OFFLOADD_CONFIG": "/a.toml"}) == Path("/a.toml")
     assert config_file("/b.toml", {**environ, "OFFLOADD_CONFIG": "/a.toml"}) == Path("/b.toml")
+
+
+def test_a_home_that_may_not_be_searched_holds_no_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_permission(path: object, **options: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", no_permission)
+    assert config_file(None, {"HOME": "/closed"}) is None

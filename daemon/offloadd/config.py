@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,11 +56,25 @@ def _mode(value: Any) -> Any:
         raise ValueError(f"{value!r} is not a mode such as 0660") from None
 
 
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", value):
+        raise ValueError("write auto, cpu or cuda:N")
+    return value
+
+
+def _without_zero(value: str) -> str:
+    # Neither a path nor a group can hold it, and the system's calls raise whatever they like.
+    if "\0" in value:
+        raise ValueError("leave the zero byte out")
+    return value
+
+
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0, allow_inf_nan=False)]
 KeepAlive = Annotated[float, BeforeValidator(_keep_alive)]
 Mode = Annotated[int, BeforeValidator(_mode), Field(ge=0o600, le=0o777)]
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda:[0-9]{1,3})$")]
+Device = Annotated[str, AfterValidator(_device)]
+Text = Annotated[str, AfterValidator(_without_zero)]
 
 
 class _Section(BaseModel):
@@ -68,12 +84,12 @@ class _Section(BaseModel):
 class DaemonSection(_Section):
     """Where the daemon is reached and what it runs on."""
 
-    endpoint: str = Field("", description="address of the socket, ipc://PATH; empty: by the rules")
+    endpoint: Text = Field("", description="address of the socket, ipc://PATH; empty: by the rules")
     device: Device = Field("auto", description="auto, cpu or cuda:N")
-    state_dir: str = Field("", description="the workers' directory; empty: by the rules")
+    state_dir: Text = Field("", description="the workers' directory; empty: by the rules")
     socket_mode: Mode = Field(0o600, description="mode of the socket: who may connect")
-    socket_group: str = Field("", description="group that the socket is given to; empty: our own")
-    admin_group: str = Field("", description="group whose members may administrate, beside root")
+    socket_group: Text = Field("", description="group that the socket is given to; empty: our own")
+    admin_group: Text = Field("", description="group whose members may administrate, beside root")
 
 
 class QueueSection(_Section):
@@ -194,7 +210,8 @@ def config_file(explicit: str | None, environ: Mapping[str, str]) -> Path | None
         f"{environ['HOME']}/.config" if environ.get("HOME") else ""
     )
     candidates = [Path(home) / "offloadd" / "offloadd.toml"] if home else []
-    return next((path for path in [*candidates, SYSTEM_FILE] if path.is_file()), None)
+    # Not Path.is_file, which raises where the home directory may not be searched.
+    return next((path for path in [*candidates, SYSTEM_FILE] if os.path.isfile(path)), None)  # noqa: PTH113
 
 
 def load_config(
@@ -242,7 +259,8 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequest(f"cannot read the configuration {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # Bad TOML, bad UTF-8, a number of thousands of digits; lists in lists without an end.
         raise InvalidRequest(f"{file} is not TOML: {error}") from None
 
 
@@ -273,7 +291,7 @@ def _models(entries: Any, file: str) -> tuple[ModelSpec, ...]:
             raise InvalidRequest(f"{file}: [[models]] has two entries named {name!r}")
         named.add(name)
         try:
-            specs[name] = model_spec(name, checked_source(source, file), options)
+            specs[name] = model_spec(name, checked_source(source, f"model {name!r}"), options)
         except InvalidRequest as error:
             raise InvalidRequest(f"{file}: {error.message}", hint=error.hint) from None
     return tuple(specs.values())

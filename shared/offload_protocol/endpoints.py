@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ def client_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoin
     if environ.get("XDG_RUNTIME_DIR"):
         candidates.insert(0, Path(environ["XDG_RUNTIME_DIR"]) / "offloadd" / SOCKET_NAME)
     tried = tuple(f"ipc://{candidate}" for candidate in candidates)
-    found = next((path for path in candidates[:-1] if path.exists()), candidates[-1])
+    # Not Path.exists, which raises for a directory of another user, such as sudo leaves behind.
+    found = next((path for path in candidates[:-1] if os.path.exists(path)), candidates[-1])  # noqa: PTH110
     return EndpointChoice(checked_endpoint(f"ipc://{found}"), tried)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,13 @@ def test_case_58_unusable_endpoints_are_refused(endpoint: str, says: str) -> Non
 def test_an_ipc_endpoint_has_a_path() -> None:
     assert ipc_path(SYSTEM) == Path("/run/offloadd/offloadd.sock")
     assert ipc_path("tcp://127.0.0.1:1") is None
+
+
+def test_another_users_runtime_directory_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_permission(path: object, **options: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", no_permission)
+    choice = client_endpoint(None, {"XDG_RUNTIME_DIR": "/run/user/1000"})
+    assert choice.endpoint == SYSTEM
+    assert len(choice.tried) == 2

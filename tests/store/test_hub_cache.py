@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from offload_protocol.errors import ModelLoadFailed
-from offloadd.store.index import find_source
+from offloadd.store.index import find_source, inspect_pipeline, read_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -77,3 +79,18 @@ def test_a_name_too_long_for_the_file_system_is_the_sources_fault(tmp_path: Path
 def test_a_path_through_a_file_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "is not there" in refusal(f"{tmp_path}/file/model", tmp_path).message
+
+
+def test_a_directory_that_may_not_be_searched_is_told_apart_from_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As root no permission is missing, so the system's answer is given here.
+    monkeypatch.setattr(os, "stat", no_permission)
+    assert "may not be read by this process" in refusal("/closed/model", tmp_path).message
+    for look in (inspect_pipeline, read_checkpoint):
+        with pytest.raises(ModelLoadFailed, match="/closed/model may not be read"):
+            look(Path("/closed/model"))
+
+
+def no_permission(path: object, **options: object) -> os.stat_result:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))

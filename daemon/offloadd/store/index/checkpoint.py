@@ -23,6 +23,7 @@ from offloadd.store.index.shards import read_shard_index
 from offloadd.store.index.weight_file import (
     FileContents,
     IndexedFile,
+    looking_at,
     read_weight_file,
     refuse,
 )
@@ -113,13 +114,14 @@ def read_checkpoint(path: Path, *, variant: str | None = None) -> CheckpointInde
     `variant` (for example "fp16") only matters for a directory; where the directory does not have
     it, its plain files are taken. Raises `ModelLoadFailed` or, for a failing disk, `StorageFailed`.
     """
-    if path.is_dir():
-        return _from_directory(path, variant)
-    if is_index_name(path.name):
-        return _from_shards(path, None)
-    if path.name.endswith(PICKLE_SUFFIXES):
-        raise _pickled(path.parent, [path.name])
-    return _from_file(path, None)
+    with looking_at(path):
+        if path.is_dir():
+            return _from_directory(path, variant)
+        if is_index_name(path.name):
+            return _from_shards(path, None)
+        if path.name.endswith(PICKLE_SUFFIXES):
+            raise _pickled(path.parent, [path.name])
+        return _from_file(path, None)
 
 
 def _from_directory(directory: Path, variant: str | None) -> CheckpointIndex:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from offload_protocol.errors import ModelLoadFailed
-from offloadd.store.index.weight_file import read_small_file, refuse, unreadable
+from offloadd.store.index.weight_file import looking_at, read_small_file, refuse
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -27,11 +27,8 @@ def find_source(source: str, *, cache_directory: Path, revision: str = "main") -
     disk fails.
     """
     path = Path(source).expanduser()
-    try:
+    with looking_at(path):
         return _find(source, path, cache_directory, revision)
-    except OSError as error:
-        # Looking alone can fail: a name too long, a directory above that may not be searched.
-        raise unreadable(path, error) from error
 
 
 def _find(source: str, path: Path, cache_directory: Path, revision: str) -> Path:

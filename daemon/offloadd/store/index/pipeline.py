@@ -19,7 +19,7 @@ from offloadd.store.index.checkpoint import (
 from offloadd.store.index.content import HEAD_BYTES, recognise
 from offloadd.store.index.naming import choose_weights
 from offloadd.store.index.strict_json import parse_object
-from offloadd.store.index.weight_file import read_small_file, refuse
+from offloadd.store.index.weight_file import looking_at, read_small_file, refuse
 
 MODEL_INDEX_NAME = "model_index.json"
 _INDEX_LIMIT_BYTES = 10_000_000
@@ -59,8 +59,14 @@ def inspect_pipeline(directory: Path, *, variant: str | None = None) -> Pipeline
 
     A component without the variant is taken in its plain form, as diffusers does. Raises
     `ModelLoadFailed` when the directory is no pipeline, a component or a weight file is missing
-    or unsound, or no component at all has the variant.
+    or unsound, or no component at all has the variant;
+    `StorageFailed` where the disk fails.
     """
+    with looking_at(directory):
+        return _inspect(directory, variant)
+
+
+def _inspect(directory: Path, variant: str | None) -> PipelineFiles:
     path = directory / MODEL_INDEX_NAME
     if not directory.is_dir():
         raise refuse(directory, "is not a directory", "give the directory of a diffusers pipeline")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -64,7 +64,7 @@ def read_weight_file(path: Path) -> FileContents:
     except BadHeader as error:
         raise _bad_header(path, error) from None
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise _unreadable(path, error) from error
 
 
 def read_small_file(path: Path, limit_bytes: int) -> bytes:
@@ -84,7 +84,7 @@ def read_small_file(path: Path, limit_bytes: int) -> bytes:
     except BadHeader as error:
         raise _bad_header(path, error) from None
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise _unreadable(path, error) from error
 
 
 def refuse(
@@ -175,8 +175,21 @@ def _bad_header(path: Path, error: BadHeader) -> ModelLoadFailed:
     )
 
 
-def unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
-    """The coded error for what the file system said about a model's file or directory."""
+@contextmanager
+def looking_at(path: Path) -> Iterator[None]:
+    """Give what the file system says within the block a code and a sentence.
+
+    Asking whether something is there can fail as reading can: the name is too long, or a directory
+    on the way may not be searched. `path` is named where the system names none.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else path
+        raise _unreadable(Path(named), error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return _missing(path)
     if error.errno in (errno.EACCES, errno.EPERM):
