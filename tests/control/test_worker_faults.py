@@ -79,6 +79,27 @@ async def test_a_worker_killed_from_outside_costs_its_job_nothing(serve: Serve) 
         assert stats["jobs"]["failed_total"] == 0
 
 
+async def test_workers_killed_from_outside_however_often_do_not_make_the_device_failed(
+    serve: Serve,
+) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        killed: set[int] = set()
+
+        async def another_is_ready() -> bool:
+            return await ready(client) not in killed
+
+        for kill in range(QUICK.deaths_until_failed + 1):
+            await until(another_is_ready)
+            worker = await ready(client)
+            killed.add(worker)
+            os.kill(worker, signal.SIGKILL)
+            await client.submit(f"job-{kill}")
+        for kill in range(QUICK.deaths_until_failed + 1):
+            finished, _ = await client.end_of(f"job-{kill}")
+            assert finished.state == "done"
+
+
 async def test_a_job_that_was_to_be_cancelled_is_not_run_again(serve: Serve) -> None:
     async with serve() as rig:
         client = await rig.client()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from system.daemons import Daemon, running_daemon
 
 from judge_shapes import judge, parse_prompt
 from offload_client import Progress
+from offload_protocol.errors import Unreachable
 
 pytestmark = pytest.mark.system
 
@@ -25,6 +27,18 @@ endpoint, prompt, seed, file = sys.argv[1:]
 with Client(endpoint) as client:
     client.generate("shapes", prompt=prompt, seed=int(seed)).image.save(file)
 """
+
+
+def first_stats(daemon: Daemon, deadline: float) -> dict[str, Any]:
+    """The answer to the first request that the new daemon takes."""
+    while True:
+        try:
+            with daemon.client() as client:
+                stats: dict[str, Any] = client.stats()
+                return stats
+        except Unreachable:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def fits(file: Path, prompt: str) -> bool:
@@ -71,14 +85,12 @@ picture.images[0].save(sys.argv[2])
 def test_stats_are_answered_within_a_second_of_the_start_while_the_worker_loads(
     short_tmp: Path,
 ) -> None:
-    started = time.monotonic()
-    with running_daemon(short_tmp / "early", ready=False) as daemon, daemon.client() as client:
-        stats = client.stats()
-        answered_s = time.monotonic() - started
+    with running_daemon(short_tmp / "early", ready=False) as daemon:
+        stats = first_stats(daemon, time.monotonic() + 30)
+        # By the daemon's own clock: what a loaded machine delays before is not its doing.
+        assert stats["daemon"]["uptime_s"] < 1.0
         assert stats["daemon"]["state"] == "starting"
-        assert stats["workers"][0]["state"] != "ready"
-        # Imports of torch alone take several times as long; the margin is for a loaded machine.
-        assert answered_s < 2.0
+        assert stats["workers"][0]["state"] == "starting"
 
 
 def test_without_a_seed_one_is_drawn_and_reported_and_makes_the_picture_again(

@@ -1,8 +1,8 @@
 """Keeps one worker process alive per device, and says what became of it.
 
-A worker that dies is replaced after a pause that doubles with each death in a row; one that keeps
-dying makes the device `failed` until one lives. The cause of a death is its exit code or signal and
-the last line it wrote.
+A worker that dies is replaced after a pause that doubles with each death of its own in a row; one
+that keeps dying of itself makes the device `failed` until one lives. The cause of a death is its
+exit code or signal and the last line it wrote.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class Supervisor:
                 end = await self._one_life(overseer)
             except OSError as error:
                 cause = WorkerCrashed(f"the worker process cannot be started: {error}")
-                end = Death(cause, is_own_fault=False)
+                end = Death(cause, is_own_fault=True)
             if self._stopping.is_set():
                 break
-            self._note_death(end.error)
+            self._note_death(end)
             overseer.on_worker_lost(end)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), timeout=self._pause_s())
@@ -179,18 +179,23 @@ class Supervisor:
                 process.kill()
             return await process.wait()
 
-    def _note_death(self, cause: WorkerCrashed) -> None:
+    def _note_death(self, end: Death) -> None:
+        cause = end.error
         steady = (
             self._ready_s is not None and self._clock() - self._ready_s >= self._patience.steady_s
         )
-        self._deaths_in_a_row = 1 if steady else self._deaths_in_a_row + 1
+        if steady:
+            self._deaths_in_a_row = 0
+        if end.is_own_fault:
+            # Who is killed from outside, however often, says nothing of whether the next one lives.
+            self._deaths_in_a_row += 1
         self.last_cause = cause
         failed = self._deaths_in_a_row >= self._patience.deaths_until_failed
         self.state = "failed" if failed else "restarting"
         _log.error("%s; next attempt in %.1f s", cause.message, self._pause_s())
 
     def _pause_s(self) -> float:
-        doubled = self._patience.first_pause_s * 2.0 ** min(self._deaths_in_a_row - 1, 30)
+        doubled = self._patience.first_pause_s * 2.0 ** min(max(self._deaths_in_a_row - 1, 0), 30)
         return min(doubled, self._patience.longest_pause_s)
 
 
