@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -22,7 +23,15 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 def main() -> NoReturn:
     """The console script."""
+    _fill_closed_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _fill_closed_streams() -> None:
+    # Who closes a stream (`>&-`) wants no words; its number must not go to a socket.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: PTH123, SIM115
 
 
 def run(argv: Sequence[str]) -> int:

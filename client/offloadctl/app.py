@@ -73,7 +73,8 @@ def _daemon(common: Common) -> Iterator[Any]:
     try:
         client_endpoint(common.endpoint, os.environ)
     except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--endpoint") from None
+        origin = "--endpoint" if common.endpoint else "OFFLOADD_ENDPOINT"
+        raise typer.BadParameter(str(error), param_hint=origin) from None
     with Client(common.endpoint, program="offloadctl") as client:
         yield client
 
@@ -159,7 +160,8 @@ def load(
         ),
     ] = None,
     offload: Annotated[
-        str | None, typer.Option(metavar="MODE", help="auto, none, stream, model, group or sequential.")
+        str | None,
+        typer.Option(metavar="MODE", help="auto, none, stream, model, group or sequential."),
     ] = None,
     options: Annotated[
         list[str] | None,
@@ -174,14 +176,13 @@ def load(
     from offloadctl.arguments import parse_pairs
 
     settings = parse_pairs(options or (), "--set")
-    if {"name", "source", "timeout_s"} & settings.keys() or (
-        offload is not None and "offload" in settings
-    ):
-        raise typer.BadParameter(
-            "name, source and offload are no keys to set here", param_hint="--set"
-        )
+    if {"name", "source", "timeout_s"} & settings.keys():
+        raise typer.BadParameter("name and source are no keys to set here", param_hint="--set")
     if offload is not None:
-        settings["offload"] = offload
+        parameters = settings.get("offload", {})
+        if not isinstance(parameters, dict) or "mode" in parameters:
+            raise typer.BadParameter("the mode is given twice", param_hint="--offload")
+        settings["offload"] = {**parameters, "mode": offload} if parameters else offload
     common = _common(ctx, endpoint, as_json)
     with _daemon(common) as client:
         model = client.load(name, source, **settings)

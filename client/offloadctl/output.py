@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload_client import Result
-from offload_protocol.errors import OffloadError
+from offload_protocol.errors import OffloadError, StorageFailed
 from offload_protocol.sizes import format_duration, format_size
 
 
@@ -58,7 +58,10 @@ def visible(text: str) -> str:
 
 
 def write(data: str | bytes) -> None:
-    """Write to standard output; a reader that has enough and closes it is no error."""
+    """Write to standard output; a reader that has enough and closes it is no error.
+
+    Raises `StorageFailed` where it is a file that cannot be written.
+    """
     try:
         if isinstance(data, str):
             encoding = sys.stdout.encoding
@@ -67,9 +70,14 @@ def write(data: str | bytes) -> None:
         else:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # What is left in the buffer would complain once more when Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise StorageFailed(
+                f"standard output cannot be written: {error.strerror}",
+                hint="make room where it leads",
+            ) from error
 
 
 def print_error(error: OffloadError) -> None:

@@ -379,3 +379,46 @@ def in_terminal(endpoint: str, *words: str) -> str:
     os.close(ours)
     child.wait(30)
     return seen.decode()
+
+
+def test_a_mode_and_its_parameters_may_be_given_apart(start: Start) -> None:
+    peer = start()
+    words = ("load", "m", "--offload", "group", "--set", "offload.offload_type=leaf_level")
+    assert ctl(peer.endpoint, *words).returncode == 0
+    assert peer.heard[-1].options == {"offload": {"mode": "group", "offload_type": "leaf_level"}}
+    twice = ctl(peer.endpoint, *words, "--set", "offload.mode=none")
+    assert twice.returncode == 2
+    assert b"the mode is given twice" in twice.stderr
+
+
+@pytest.mark.parametrize("words", [("stats",), ("--json", "stats"), (*DRAW, "-o", "-")])
+def test_an_output_that_is_full_is_a_failure_in_one_sentence(
+    start: Start, words: tuple[str, ...]
+) -> None:
+    endpoint = start().endpoint
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            command(*words),
+            env=environment(endpoint),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+def test_closed_streams_want_no_words(start: Start) -> None:
+    endpoint = start().endpoint
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        line = f"{sys.executable} -m offloadctl stats {closed}"
+        done = subprocess.run(
+            ["bash", "-c", line], env=environment(endpoint), capture_output=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_bad_endpoint_is_told_by_where_it_came_from() -> None:
+    assert b"OFFLOADD_ENDPOINT: 'nonsense'" in ctl("nonsense", "stats").stderr
+    assert b"--endpoint: 'nonsense'" in ctl(None, "--endpoint", "nonsense", "stats").stderr
