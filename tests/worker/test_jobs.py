@@ -275,6 +275,6 @@ def test_the_log_has_a_line_for_each_event_and_no_noise(worker: WorkerProcess) -
     worker.run("logged", "tiny", **CALL)
     worker.expect(DeviceReport)
     lines = worker.log().splitlines()
-    assert any("job=logged" in line for line in lines)
+    assert any("loaded model=tiny" in line for line in lines)
     assert not [line for line in lines if "torchvision" in line or "%|" in line or "it/s" in line]
     assert not [line for line in lines if "FutureWarning" in line or "DeprecationWarning" in line]

@@ -62,3 +62,11 @@ def test_taking_waits_for_an_order(orders: Orders) -> None:
     orders.put(job("a"), [])
     thread.join(timeout=10)
     assert taken == [job("a")]
+
+
+def test_a_wait_for_an_order_can_be_bounded(orders: Orders) -> None:
+    assert orders.take_within(0.01) is None
+    orders.put(job("a"), [])
+    order = orders.take_within(0.01)
+    assert order is not None
+    assert order.work == job("a")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from offload_protocol import values
 from offload_protocol.codec import error_info
@@ -44,6 +44,10 @@ from offloadd.worker.peak import PeakMeter
 from offloadd.worker.progress import JobProgress
 from offloadd.worker.receiver import end_process
 
+REPORT_PAUSE_S, REPORT_AGE_S = 0.05, 1.0
+"""After a short job the memory is measured when no other follows at once, or the last report is as
+old as this: measuring takes as long as the turn of a small job."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,18 +68,29 @@ class DeviceThread:
         accelerator = accelerator_for(device.torch_device)
         self._host = DeviceHost(accelerator, cache_directory(), arena, reader)
         self._models = Models(device, self._host)
+        self._reported_s = -REPORT_AGE_S
 
     def run(self) -> None:
         """Work until the process ends."""
         quieten_libraries()
         try:
-            while True:
-                self._work_on(self._orders.take())
-                self._orders.done()
-                self._report()
+            self._work()
         except ChannelClosed as reason:
             _log.info("channel closed, ending: %s", reason)
             end_process(CHANNEL_CLOSED)
+
+    def _work(self) -> NoReturn:
+        owes_report = False
+        while True:
+            order = self._orders.take_within(REPORT_PAUSE_S if owes_report else None)
+            owes_report = False
+            if order is not None:
+                self._work_on(order)
+                self._orders.done()
+                is_old = time.monotonic() - self._reported_s >= REPORT_AGE_S
+                owes_report = isinstance(order.work, RunJob) and not is_old
+            if not owes_report:
+                self._report()
 
     def _work_on(self, order: Order) -> None:
         match order.work:
@@ -165,7 +180,8 @@ class DeviceThread:
             peak_device_bytes=meter.peak_bytes(),
             moved_bytes=model.moved_bytes,
         )
-        _log.info("job=%s model=%s drawn running_s=%.2f", job.job, job.model, running_s)
+        # The control plane tells of each job's end; it need not read it from us as well.
+        _log.debug("job=%s model=%s drawn running_s=%.2f", job.job, job.model, running_s)
         return outcome, packed
 
     def _attempt(self, work: Callable[[], Any]) -> tuple[ErrorInfo | None, Any]:
@@ -195,6 +211,7 @@ class DeviceThread:
         return error_info(told)
 
     def _report(self) -> None:
+        self._reported_s = time.monotonic()
         self._channel.send(
             report(
                 self._device,

@@ -42,8 +42,15 @@ class Orders:
 
     def take(self) -> Order:
         """Wait for the next order; a job that is taken counts as running until `done`."""
+        order = self.take_within(None)
+        assert order is not None, "an unlimited wait ends with an order"
+        return order
+
+    def take_within(self, timeout_s: float | None) -> Order | None:
+        """The next order, as `take` gives it, or None where none came in time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._line)
+            if not self._changed.wait_for(lambda: self._line, timeout_s):
+                return None
             order = self._line.popleft()
             self._running = order.work.job if isinstance(order.work, RunJob) else None
             self._cancelled = False
