@@ -126,7 +126,6 @@ def worker_process(
     """A worker that has found its device (unless not `ready`); it is ended with the context."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT_S)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as directory, ours:
         log = Path(directory) / "log"
         with log.open("wb") as stderr, theirs:
@@ -137,7 +136,6 @@ def worker_process(
                 ],
                 pass_fds=[theirs.fileno()],
                 stderr=stderr,
-                env=environment,
             )
         worker = WorkerProcess(process, ours, log)
         try:
