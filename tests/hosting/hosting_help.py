@@ -16,12 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from offloadd.channel.arena import ExtentOpened, OpenExtent
+from offloadd.channel.base import FromWorker
 from offloadd.channel.specs import model_spec
 from offloadd.hosting.arguments import prepare_call
 from offloadd.hosting.describe import describe
 from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.hosted import HostedModel
+from offloadd.offload.accelerator.cpu import CpuAccelerator
 from offloadd.offload.accelerator.interface import Accelerator
+from offloadd.store.arena.alone import Alone
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.reader import DiskReader
 
@@ -57,6 +61,24 @@ def plain_script(
 
 
 _numbers = count()
+
+
+class NoRoom(Alone):
+    """A control plane whose host budget is spent: whatever is opened rests on disk."""
+
+    def send(self, message: FromWorker) -> None:
+        if isinstance(message, OpenExtent):
+            self.answer(ExtentOpened(request=message.request, segments=[]), ())
+        else:
+            super().send(message)
+
+
+def host_without_room() -> DeviceHost:
+    """A CPU on which no weights can be held."""
+    plane, reader = NoRoom(), DiskReader(threads=2)
+    arena = ArenaClient(reader, plane.send)
+    plane.answer = arena.handle
+    return DeviceHost(CpuAccelerator(), Path("/nowhere"), arena, reader)
 
 
 def new_device_host(accelerator: Accelerator) -> DeviceHost:

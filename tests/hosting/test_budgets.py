@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hosting.hosting_help import Drawn, draw, host, new_device_host
+from hosting.hosting_help import Drawn, draw, host, host_without_room, new_device_host
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.hosting.device_host import DeviceHost
@@ -122,6 +122,26 @@ def test_on_a_cpu_what_a_budget_leaves_out_is_read_from_disk(
     assert model.moved_bytes > 0
     assert model.unload() == []
     assert whole.unload() == []
+
+
+def test_on_a_cpu_what_the_store_has_no_room_for_is_not_held_outside_it(
+    directory: Path, references: dict[Path, Drawn]
+) -> None:
+    model = host(directory, on=host_without_room(), offload="none")
+    for _ in range(3):
+        np.testing.assert_array_equal(draw(model), references[directory])
+    assert model.resident_bytes < 0.6 * total_bytes(model)
+    assert model.moved_bytes > 0
+    assert sum(one.host_bytes for one in model.components()) == 0
+    assert model.unload() == []
+
+
+def test_a_budget_holds_for_a_model_that_keeps_nothing(flux_directory: Path) -> None:
+    with pytest.raises(OutOfMemory) as refused:
+        host(flux_directory, offload="sequential", device_budget=1000)
+    smallest = refused.value.details["minimum_budget_bytes"]
+    model = host(flux_directory, offload="sequential", device_budget=smallest)
+    assert model.unload() == []
 
 
 def test_a_budget_that_cannot_work_names_the_smallest_that_does(

@@ -6,7 +6,7 @@ gives the picture that a plain script gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 
 from torch import nn
@@ -101,7 +101,10 @@ def apply_plan(
         name: group_module(parts[name], group_options(offload), casting_of(offload))
         for name, offload in plan.items()
     }
-    allowances = _allowances(host.alignment_bytes, plan, groupings, budget_bytes)
+    short: set[str] = set()
+    if host.computes_in_host_memory and budget_bytes is None:
+        short = {name for name in plan if sources[name].host_view() is None}
+    allowances = _allowances(host.alignment_bytes, plan, groupings, budget_bytes, short)
     with ExitStack() as undo:
         undo.callback(placement.remove)
         for name in plan:
@@ -115,18 +118,19 @@ def _allowances(
     plan: Plan,
     groupings: Mapping[str, Grouping],
     budget_bytes: int | None,
+    short: Collection[str],
 ) -> dict[str, Allowance]:
     """What bounds each component; those that share one give way to each other."""
-    alone = {
-        name: Allowance(limit)
-        for name, grouping in groupings.items()
-        if (limit := most_bytes(plan[name], grouping, alignment_bytes)) is not None
-    }
+    alone: dict[str, Allowance] = {}
+    for name, grouping in groupings.items():
+        limit = most_bytes(plan[name], grouping, alignment_bytes, is_short=name in short)
+        if limit is not None:
+            alone[name] = Allowance(limit)
     sharing = {name: one for name, one in groupings.items() if name not in alone}
     swapped = {name: one for name, one in sharing.items() if plan[name].mode == "model"}
     if budget_bytes is not None:
         left_bytes = budget_bytes - sum(one.limit_bytes for one in alone.values())
-        _check_budget(budget_bytes, left_bytes, sharing or groupings, alignment_bytes)
+        _check_budget(budget_bytes, left_bytes, sharing, alignment_bytes)
         shared = Allowance(min(left_bytes, _largest(swapped, alignment_bytes)))
         if len(swapped) < len(sharing):
             shared = Allowance(left_bytes)

@@ -45,9 +45,15 @@ def casting_of(offload: OffloadSpec) -> Casting | None:
     return None if name is None else Casting(STORAGE_DTYPES[name])
 
 
-def most_bytes(offload: OffloadSpec, grouping: Grouping, alignment_bytes: int) -> int | None:
-    """What a component's weights may take of the device at most; None: what the budget gives."""
-    at_once = _GROUPS_AT_ONCE.get(offload.mode)
+def most_bytes(
+    offload: OffloadSpec, grouping: Grouping, alignment_bytes: int, *, is_short: bool
+) -> int | None:
+    """What a component's weights may take of the device at most; None: what the budget gives.
+
+    `is_short` says that the device's memory is the host's, and that the store had no room there.
+    """
+    usual = _GROUPS_AT_ONCE["group"] if is_short else None
+    at_once = _GROUPS_AT_ONCE.get(offload.mode, usual)
     if at_once is None:
         return None
     largest = align(max(grouping.sizes_bytes(), default=0), alignment_bytes)
