@@ -53,8 +53,8 @@ lint: $(INSTALLED) ## Lint, format check, strict types, import layers
 	$(BIN)/mypy
 
 pytest: $(INSTALLED) ## The tests alone; make pytest ARGS='-k wheel' for some of them
-	@# Tests and the daemons that they start share the cores; see offloadd.worker on spinning.
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(ARGS)
+	@# One thread: the tests' models are too small for more, and their daemons want the cores too.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 format: $(INSTALLED) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .
