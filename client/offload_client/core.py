@@ -162,6 +162,8 @@ class Core:
 
     def limit_s(self, given_s: float | None, otherwise_s: float | None = None) -> float | None:
         """A call's own limit, else the client's, else `otherwise_s`."""
+        if given_s is not None and not given_s >= 0:
+            raise InvalidRequest(f"timeout_s is {given_s}", hint="give seconds, 0 or more, or None")
         if given_s is not None:
             return given_s
         return self.settings.timeout_s if self.settings.timeout_s is not None else otherwise_s
@@ -256,6 +258,10 @@ def absolute_source(source: str | os.PathLike[str] | None) -> str | None:
     if source is None:
         return None
     text = os.fspath(source)
-    path = Path(text).expanduser()
-    is_path = not isinstance(source, str) or text.startswith((".", "~")) or path.exists()
+    if not text:
+        raise InvalidRequest("the source is empty", hint="name a directory or a hosted repository")
+    # The functions of os.path, since those of Path raise for an unknown user or a name too long.
+    path = Path(os.path.expanduser(text))  # noqa: PTH111
+    exists = os.path.exists(path)  # noqa: PTH110
+    is_path = not isinstance(source, str) or text.startswith((".", "~")) or exists
     return str(path.absolute()) if is_path else text

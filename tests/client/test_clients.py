@@ -226,6 +226,26 @@ def test_load_sends_options_and_makes_paths_absolute(
     assert loads[0].options == {"dtype": "float16"}
 
 
+@pytest.mark.parametrize("source", ["x" * 300, "/" + "x" * 300, "~nobody-of-that-name/model"])
+def test_load_sends_a_source_that_cannot_be_looked_up_as_it_is(
+    twin: Twin, peer: Peer, source: str
+) -> None:
+    client = twin.client(peer.endpoint)
+    twin.do(client.load("m", source))
+    (load,) = [request for request in peer.heard if type(request).__name__ == "Load"]
+    assert load.source.endswith(source)
+
+
+def test_an_empty_source_and_a_time_limit_that_is_no_number_are_refused(
+    twin: Twin, peer: Peer
+) -> None:
+    client = twin.client(peer.endpoint)
+    with pytest.raises(InvalidRequest, match="source is empty"):
+        twin.do(client.load("m", ""))
+    with pytest.raises(InvalidRequest, match="timeout_s is nan"):
+        twin.do(client.generate("shapes", "x", timeout_s=float("nan")))
+
+
 def test_busy_is_waited_out(twin: Twin, start_peer: Callable[..., Peer]) -> None:
     peer = start_peer()
 

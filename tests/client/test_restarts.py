@@ -173,7 +173,7 @@ def test_a_stopped_daemon_is_unreachable_for_a_new_client(twin: Twin, daemon: Da
     client = twin.client(daemon.endpoint, connect_timeout_s=0.5)
     started = time.monotonic()
     # Which sentence it is depends on whether the transport had shaken hands before the stop.
-    with pytest.raises(Unreachable, match="(is|may be) stopped"):
+    with pytest.raises(Unreachable, match=r"(is|may be) stopped"):
         twin.do(client.stats())
     assert time.monotonic() - started < 2
     daemon.signal(signal.SIGCONT)

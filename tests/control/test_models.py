@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from control.conftest import Serve, until
 
-from offload_protocol.errors import InvalidRequest, ModelLoadFailed, UnknownModel
+from offload_protocol.errors import Busy, InvalidRequest, ModelLoadFailed, UnknownModel
 from offload_protocol.messages import Load, Models, Reply, Stats, Unload
 from offloadd.channel.specs import ModelSpec
 
@@ -68,6 +68,9 @@ async def test_case_43_a_model_that_came_by_load_leaves_after_its_last_job(serve
             return False
 
         await until(is_leaving)
+        with pytest.raises(Busy) as caught:
+            await two.ask(Load, name="added", source="/other")
+        assert caught.value.details["retry_after_s"] > 0
         for job in ("a", "b"):
             finished, _ = await two.end_of(job)
             assert finished.state == "done"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from offload_protocol import codec
 from offload_protocol.errors import (
+    Busy,
     Cancelled,
     ErrorCode,
     InvalidRequest,
@@ -37,6 +38,7 @@ from offloadd.control.hosted_model import HostedModel, Waiter
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 300.0
+LEAVING_RETRY_S = 0.5
 """How long jobs on a model are refused after its loading failed: at first, and at most."""
 
 _log = logging.getLogger(__name__)
@@ -114,12 +116,14 @@ class ModelTable:
         """Make a model known; the same spec again changes nothing.
 
         A model that came by `load` and failed gives way to another spec. Raises `InvalidRequest`
-        where the name belongs to another spec.
+        where the name belongs to another spec, `Busy` while that one is being unloaded.
         """
         model = self._models.get(spec.name)
         if model is not None and model.is_leaving:
-            raise InvalidRequest(
-                f"a model {spec.name!r} is being unloaded", hint="try again when it is gone"
+            raise Busy(
+                f"a model {spec.name!r} is being unloaded",
+                hint="try again when it is gone",
+                details={"retry_after_s": LEAVING_RETRY_S},
             )
         if model is not None and model.error and not model.configured and model.spec != spec:
             self._tell(UnloadModel(name=spec.name, forget=True))

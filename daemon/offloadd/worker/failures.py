@@ -28,7 +28,9 @@ _STICKY = re.compile(
     r"CUDA error|HIP error|device-side assert|illegal memory access|unspecified launch failure"
     r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED"
 )
-_SHAPES = re.compile(r"shape|size of tensor|dimension|mat1 and mat2|expected input", re.IGNORECASE)
+_SHAPES = re.compile(
+    r"shape|size of tensor|dimension|mat1 and mat2|expected input|expected \dD", re.IGNORECASE
+)
 _PIPELINE_CODE = re.compile(r"/diffusers/(pipelines/|image_processor|video_processor)")
 _LIBRARY_CODE = re.compile(r"/(diffusers|transformers)/")
 _CLUMSY = (TypeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError)
