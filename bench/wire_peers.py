@@ -6,12 +6,13 @@ import http.client
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,21 @@ source = "builtin:noop"
 
 @contextmanager
 def process(command: list[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that is ended when left; what it says goes to a file."""
+    """A child that is ended with all of its own when left; what it says goes to a file."""
     with log.open("ab") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=output, **options)
+        child = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, **options
+        )
     try:
         yield child
     finally:
         child.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(20)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        # LitServe leaves its workers behind.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 @contextmanager
