@@ -59,13 +59,20 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, default=Path("build/demo"), metavar="DIRECTORY")
     pictures: Path = parser.parse_args().pictures
     try:
-        pictures.mkdir(parents=True, exist_ok=True)
+        make_directory(pictures)
         show(pictures)
     except DemoFailed as failure:
         print(f"demo failed: {failure}", file=sys.stderr)
         return 1
     print(f"\n{(pictures / FIRST.file).resolve()}")
     return 0
+
+
+def make_directory(pictures: Path) -> None:
+    try:
+        pictures.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DemoFailed(f"no folder for the pictures can be made: {error}") from error
 
 
 def show(pictures: Path) -> None:
