@@ -92,9 +92,16 @@ def test_errors_of_our_own_are_internal() -> None:
     assert to_offload_error(raised(lambda: KeyError("x")), 0, "cpu").code == "internal"
 
 
-def test_a_wrong_shape_is_about_the_arguments() -> None:
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: torch.zeros(2, 3) @ torch.zeros(2, 3),
+        lambda: torch.conv2d(torch.zeros(3), torch.zeros(1, 1, 1, 1)),
+    ],
+)
+def test_a_wrong_shape_is_about_the_arguments(compute: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(RuntimeError) as refused:
-        torch.zeros(2, 3) @ torch.zeros(2, 3)
+        compute()
     assert to_offload_error(refused.value, 0, "cpu").code == "invalid_request"
 
 
