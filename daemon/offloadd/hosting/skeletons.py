@@ -62,7 +62,12 @@ def build_skeleton(
     stored = {
         name: DTYPES[index.tensors[there].spec.dtype] for name, there in (names or {}).items()
     }
-    _set_dtypes(module, library.dtype_rule(module, dtype, stored))
+    rule = library.dtype_rule(module, dtype, stored)
+    _set_dtypes(module, rule)
+    for name, buffer in list(module.named_buffers()):
+        if name in stored and rule(name, buffer.dtype) != buffer.dtype:
+            path, _, attribute = name.rpartition(".")
+            module.get_submodule(path)._buffers[attribute] = buffer.to(rule(name, buffer.dtype))
     if elsewhere := [name for name, buffer in module.named_buffers() if buffer.is_meta]:
         raise NotReproducible(f"{kind.__name__} builds {elsewhere[0]!r} from its weights")
     return Skeleton(module.requires_grad_(False).eval(), names)
