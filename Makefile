@@ -30,7 +30,7 @@ ENVIRONMENT := $(VENV)/pyvenv.cfg
 TORCH_WANTED := $(VENV)/.torch-wanted
 TORCH_INSTALLED := $(VENV)/.torch-installed
 INSTALLED := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help setup demo test lint format pytest wheel clean always
 

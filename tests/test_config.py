@@ -15,6 +15,7 @@ from offloadd.channel.specs import OffloadSpec, model_spec
 from offloadd.config import (
     SECTIONS,
     Config,
+    checked_source,
     config_file,
     describe,
     environment_name,
@@ -87,7 +88,7 @@ def test_every_key_can_be_set_by_its_environment_name() -> None:
         ("[queue\n", "offloadd.toml is not TOML: "),
         ("models = 3\n", "models is no list of tables"),
         ("[[models]]\nname = 'm'\n", "entry 1 needs name and source"),
-        ("[[models]]\nname = 'm'\nsource = 'x'\n", "'x' is neither an absolute path nor"),
+        ("[[models]]\nname = 'm'\nsource = 'x'\n", "'x' is neither an absolute path, nor"),
         ("[[models]]\nname = 'm'\nsource = '/x'\ndtyp = 'y'\n", "model 'm' has a setting.*dtyp"),
         ("[[models]]\nname='m'\nsource='/x'\n[[models]]\nname='m'\nsource='/y'\n", "two entries"),
     ],
@@ -200,3 +201,9 @@ def test_a_home_that_may_not_be_searched_holds_no_configuration(
 
     monkeypatch.setattr(os, "stat", no_permission)
     assert config_file(None, {"HOME": "/closed"}) is None
+
+
+def test_a_source_may_name_a_model_in_the_hub_cache() -> None:
+    assert checked_source("owner/Some-Model_1.5", "m") == "owner/Some-Model_1.5"
+    with pytest.raises(InvalidRequest, match="neither an absolute path"):
+        checked_source("a/b/c", "m")

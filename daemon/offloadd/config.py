@@ -297,13 +297,19 @@ def _models(entries: Any, file: str) -> tuple[ModelSpec, ...]:
     return tuple(specs.values())
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
 def checked_source(source: str, place: str) -> str:
     """A model's source with `~` resolved; raises `InvalidRequest` for a relative path."""
+    if source.startswith("builtin:") or _HUB_ID.fullmatch(source):
+        return source
     path = Path(source).expanduser()
-    if source.startswith("builtin:") or path.is_absolute():
-        return source if source.startswith("builtin:") else str(path)
+    if path.is_absolute():
+        return str(path)
     raise InvalidRequest(
-        f"{place}: the source {source!r} is neither an absolute path nor builtin:NAME",
+        f"{place}: the source {source!r} is neither an absolute path, nor owner/name of a model "
+        "in the hub cache, nor builtin:NAME",
         hint="the daemon has a working directory of its own: write the whole path",
     )
 

@@ -128,7 +128,7 @@ async def test_a_preloaded_model_is_loaded_at_the_start(serve: Serve) -> None:
     ("fields", "says"),
     [
         ({"name": "good", "source": "/other"}, "already hosted, from /good"),
-        ({"name": "n", "source": "relative/path"}, "neither an absolute path nor builtin"),
+        ({"name": "n", "source": "./relative/path"}, "neither an absolute path, nor owner/name"),
         ({"name": "a b", "source": "/good"}, "is not a model name"),
         ({"name": "a\0b", "source": "/good"}, "is not a model name"),
         ({"name": "\x1b[2J", "source": "/good"}, "is not a model name"),
