@@ -19,9 +19,10 @@ import torch
 
 from offloadd.offload.accelerator.interface import Accelerator, Event
 from offloadd.offload.host_memory import anonymous_bytes, view_of
+from offloadd.offload.read_timing import ReadTiming, ServiceClock
 from offloadd.offload.ring import Place, Ring
 from offloadd.offload.tier import Region
-from offloadd.offload.transfers import Load, ReadTiming
+from offloadd.offload.transfers import Load
 from offloadd.store.source import WeightSource
 
 STAGING_BYTES = 256 * 1024 * 1024
@@ -46,8 +47,15 @@ class _Piece:
 class Staging:
     """The buffer, and the pieces that wait for it or are in it."""
 
-    def __init__(self, accelerator: Accelerator, capacity_bytes: int = STAGING_BYTES) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        capacity_bytes: int = STAGING_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.accelerator = accelerator
+        self.clock = clock
+        self._service = ServiceClock(clock)
         self._capacity_bytes = capacity_bytes
         self._ring = Ring(capacity_bytes, READ_ALIGNMENT_BYTES)
         self._memory: torch.Tensor | None = None
@@ -139,7 +147,7 @@ class Staging:
         piece.copied.record(queue)
         piece.load.left_bytes -= piece.size_bytes
         if not piece.load.left_bytes:
-            piece.load.timing.finished_s = piece.load.clock()
+            self._service.ended(piece.load.timing, piece.load.asked_s)
         self._copying.append(piece)
 
     def _reclaim(self, *, wait: bool) -> None:
@@ -173,19 +181,19 @@ class StagedLoad:
     left_bytes: int
     staging: Staging
     accelerator: Accelerator
-    clock: Callable[[], float]
+    asked_s: float
     timing: ReadTiming
     ready: Event = field(init=False)
 
     def wait(self) -> float:
-        began_s = self.clock()
+        began_s = self.staging.clock()
         waited = False
         self.staging.pump()
         while self.left_bytes:
             self.staging.advance()
             waited = True
         self.accelerator.compute_queue().wait(self.ready)
-        return self.clock() - began_s if waited else 0.0
+        return self.staging.clock() - began_s if waited else 0.0
 
     def settle(self) -> None:
         if self.left_bytes:
@@ -200,12 +208,10 @@ class StagedLoader:
         accelerator: Accelerator,
         source: WeightSource,
         staging: Staging,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._accelerator = accelerator
         self._source = source
         self._staging = staging
-        self._clock = clock
 
     def start(
         self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
@@ -218,8 +224,8 @@ class StagedLoader:
             left_bytes=size_bytes,
             staging=self._staging,
             accelerator=self._accelerator,
-            clock=self._clock,
-            timing=ReadTiming(size_bytes, self._clock()),
+            asked_s=self._staging.clock(),
+            timing=ReadTiming(size_bytes),
         )
         self._staging.add(load, size_bytes)
         return load

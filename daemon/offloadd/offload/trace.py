@@ -89,7 +89,7 @@ class StepTrace:
         """Bytes and seconds of every load that has ended, each load once."""
         each = {id(timing): timing for timing in self._timings}.values()
         durations = [(timing.size_bytes, timing.duration_s()) for timing in each]
-        return tuple((size, seconds) for size, seconds in durations if seconds)
+        return tuple((size, seconds) for size, seconds in durations if seconds is not None)
 
     def _now(self) -> Event:
         event = self._accelerator.event(timed=True)

@@ -19,6 +19,7 @@ import torch
 
 from offloadd.offload.accelerator.interface import Accelerator, Event
 from offloadd.offload.host_memory import view_of
+from offloadd.offload.read_timing import ReadTiming, ServiceClock
 from offloadd.offload.tier import Region
 from offloadd.store.source import WeightSource
 
@@ -134,18 +135,6 @@ class DmaLoader:
 
 
 @dataclass(slots=True)
-class ReadTiming:
-    """When a read was asked for, and when its last byte was there."""
-
-    size_bytes: int
-    begun_s: float
-    finished_s: float | None = None
-
-    def duration_s(self) -> float | None:
-        return None if self.finished_s is None else self.finished_s - self.begun_s
-
-
-@dataclass(slots=True)
 class ReadLoad:
     """A read that reader threads make into the region itself."""
 
@@ -175,11 +164,12 @@ class ReadLoader:
     ) -> None:
         self._source = source
         self._clock = clock
+        self._service = ServiceClock(clock)
 
     def start(
         self, start_bytes: int, stop_bytes: int, region: Region, *, timed: bool = False
     ) -> Load:
-        timing = ReadTiming(region.size_bytes, self._clock())
+        timing, asked_s = ReadTiming(region.size_bytes), self._clock()
         future = self._source.read(start_bytes, stop_bytes, view_of(region.tensor))
-        future.add_done_callback(lambda _: setattr(timing, "finished_s", self._clock()))
+        future.add_done_callback(lambda _: self._service.ended(timing, asked_s))
         return ReadLoad(region, future, self._clock, timing)
