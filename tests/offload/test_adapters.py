@@ -22,7 +22,8 @@ from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.accelerator.simulated import SimulatedAccelerator
 from offloadd.offload.adapters import check_pairs
 from offloadd.offload.casting import Casting
-from offloadd.offload.engine import ComponentStats, Engine
+from offloadd.offload.engine import Engine
+from offloadd.offload.engine_stats import ComponentStats
 from offloadd.offload.groups import GroupOptions, module_layout
 from offloadd.store.source import WeightSource
 

@@ -20,7 +20,8 @@ from offloadd.offload.plan import (
     keep_better,
     make_plan,
 )
-from offloadd.offload.residency import Question, search
+from offloadd.offload.residency import search
+from offloadd.offload.residency_question import Question
 from offloadd.offload.schedule import simulate
 
 BLOCK_BYTES = 256 * 400

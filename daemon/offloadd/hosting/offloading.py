@@ -18,7 +18,7 @@ from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.presets import casting_of, group_options, most_bytes, whole_bytes
 from offloadd.offload.allowances import Allowance
-from offloadd.offload.engine import ComponentStats
+from offloadd.offload.engine_stats import ComponentStats
 from offloadd.offload.groups import Grouping, group_module
 from offloadd.store.layout import align
 

@@ -8,7 +8,7 @@ device is held. The module is referred to weakly.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,21 +18,20 @@ from offload_protocol.errors import ModelLoadFailed, OffloadError
 from offloadd.offload.absent import Place
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.adapters import AdapterMemory, Own
-from offloadd.offload.binding import Binding, bind_group
 from offloadd.offload.casting import Casting, round_buffers
-from offloadd.offload.executor import Executor, Streamed
-from offloadd.offload.grouping import Group, Grouping, TensorRef
-from offloadd.offload.held import HeldLoader
+from offloadd.offload.executor import Executor
+from offloadd.offload.grouping import Grouping, TensorRef
 from offloadd.offload.hooks import Hooks
-from offloadd.offload.host_memory import bytes_of, view_of
 from offloadd.offload.leftovers import Leftovers, move_buffers
 from offloadd.offload.reads import StrayReads
 from offloadd.offload.scratch import Scratch
-from offloadd.offload.staging import StagedLoader, Staging
+from offloadd.offload.staging import Staging
+from offloadd.offload.streamed import Streamed
+from offloadd.offload.streamed_groups import streamed_groups
+from offloadd.offload.supply import Supply
 from offloadd.offload.tier import DeviceTier
-from offloadd.offload.transfers import DmaLoader, Loader, ReadLoader
 from offloadd.store.derived_source import DerivedSource
-from offloadd.store.source import PageLocking, WeightSource
+from offloadd.store.source import WeightSource
 
 
 class Component:
@@ -53,7 +52,6 @@ class Component:
         self.grouping = grouping
         self.groups: tuple[Streamed, ...] = ()
         self.module = weakref.ref(module)
-        self.source = source
         # Adapters wrap layers, and then paths lead elsewhere: the objects are what stays.
         self._paths = {
             path: weakref.ref(child) for path, child in module.named_modules(remove_duplicate=False)
@@ -62,10 +60,8 @@ class Component:
         self._executor = executor
         self._scratch = Scratch(tier)
         self.adapters = AdapterMemory(tier)
-        self.derived: DerivedSource | None = None
         self._hooks = Hooks()
         self._group_at: dict[Place, Streamed] = {}
-        self._unpin: Callable[[], None] | None = None
         itself = weakref.ref(self)
 
         @contextmanager
@@ -78,14 +74,22 @@ class Component:
 
         self.reads = StrayReads(module, accelerator.device, acquired)
         self._leftovers = Leftovers(grouping.layout, tier, self.reads)
-        self._loader: Loader | None = None
-        self._extent: torch.Tensor | None = None
-        self._choose_loader(staging)
+        self._supply = Supply(source, accelerator, staging)
 
     @property
     def in_place(self) -> bool:
         """Whether the module computes on the host's own bytes, so that nothing is streamed."""
-        return self._loader is None
+        return self._supply.loader is None
+
+    @property
+    def source(self) -> WeightSource:
+        """Where the weights come from that adapters are not fused into."""
+        return self._supply.source
+
+    @property
+    def derived(self) -> DerivedSource | None:
+        """The weights that adapters were fused into, if it computes with such."""
+        return self._supply.derived
 
     @property
     def size_bytes(self) -> int:
@@ -142,24 +146,21 @@ class Component:
         """
         if self.module() is None:
             return
-        before, self.derived = self.derived, derived
+        before, self._supply.derived = self._supply.derived, derived
         try:
             fresh = [
-                (tensor, self._stored(tensor))
+                (tensor, self._supply.stored(*self._range(tensor)))
                 for tensor in self._staying()
                 if any(one and one.derived(*self._range(tensor)) for one in (before, derived))
             ]
         except BaseException:
-            self.derived = before
+            self._supply.derived = before
             raise
         self._hooks.remove()
         self._executor.remove(self.name)
         for tensor, stored in fresh:
             self._leftovers.exchange(self.modules(), tensor, stored)
-        if self._loader is None:
-            self._hold(self.grouping)
-        else:
-            self._start(self.grouping, self._loader)
+        self._follow(self.grouping)
 
     def regroup(self, grouping: Grouping) -> None:
         """Stream in other groups from now on; no forward of the module may be under way.
@@ -167,17 +168,18 @@ class Component:
         Raises OutOfMemory or StorageFailed if what is to stay cannot be loaded; then the groups
         are as before, all absent.
         """
-        if self.module() is None or self._loader is None:
+        loader = self._supply.loader
+        if self.module() is None or loader is None:
             return
         self._hooks.remove()
         self._executor.remove(self.name)
         try:
-            self._leftovers.load(self.modules(), grouping.leftovers, self._loader)
+            self._leftovers.load(self.modules(), grouping.leftovers, loader)
             self._scratch.reserve(grouping.scratch_bytes)
         except OffloadError:
-            self._start(self.grouping, self._loader)
+            self._follow(self.grouping)
             raise
-        self._start(grouping, self._loader)
+        self._follow(grouping)
 
     def detach(self) -> None:
         """Let the module go."""
@@ -188,66 +190,28 @@ class Component:
         self.adapters.close(self.module(), self.own())
         self._leftovers.unload()
         self._scratch.close()
-        self._extent = None
-        self._let_source_go()
-
-    def _choose_loader(self, staging: Staging) -> None:
-        """How bytes come, unless they can stay where the host has them."""
-        view = self.source.host_view()
-        if view is None and self._accelerator.has_dma:
-            self._loader = StagedLoader(self._accelerator, self.source, staging)
-        elif view is None:
-            self._loader = ReadLoader(self.source)
-        elif self._accelerator.has_dma:
-            borders: tuple[int, ...] = ()
-            if isinstance(self.source, PageLocking):
-                borders = self.source.pin_borders
-            else:
-                self._unpin = self._accelerator.pin(view)
-            self._loader = DmaLoader(self._accelerator, bytes_of(view), borders)
-        else:
-            self._extent = bytes_of(view)
+        self._supply.close()
 
     def _begin(self) -> None:
         """Load what stays and take the module over; on an error nothing was changed."""
         grouping = self.grouping
         try:
             self._scratch.reserve(grouping.scratch_bytes)
-            if self._loader is None:
+            if self._supply.loader is None:
                 self._begin_in_place(grouping)
                 return
-            self._leftovers.load(self.modules(), grouping.leftovers, self._loader)
+            self._leftovers.load(self.modules(), grouping.leftovers, self._supply.loader)
         except BaseException:
             self._scratch.close()
-            self._let_source_go()
+            self._supply.close()
             raise
         move_buffers(self.modules(), grouping.leftovers, self._accelerator.device)
-        self._start(grouping, self._loader)
+        self._follow(grouping)
 
     def _begin_in_place(self, grouping: Grouping) -> None:
         """Bind to the host's bytes once and for all what needs no converting."""
-        assert self._extent is not None
-        self._leftovers.use_in_place(self.modules(), self._staying(), self._extent)
-        self._hold(grouping)
-
-    def _hold(self, grouping: Grouping) -> None:
-        converted = [group for group in grouping.groups if group.converted_bytes]
-        held = [self._held(index, group) for index, group in enumerate(converted)]
-        self._follow(grouping, list(zip(converted, held, strict=True)))
-
-    def _held(self, index: int, group: Group) -> Streamed:
-        """A group whose bytes stay where the host has them, and take nothing of the device."""
-        held = self._in_memory(group.start_bytes, group.stop_bytes)
-        return Streamed(
-            component=self.name,
-            index=index,
-            name=group.name,
-            start_bytes=group.start_bytes,
-            stop_bytes=group.start_bytes,
-            binding=self._binding(group, held),
-            loader=HeldLoader(),
-            keep=True,
-        )
+        self._leftovers.use_in_place(self.modules(), self._staying(), self._supply.extent)
+        self._follow(grouping)
 
     def _staying(self) -> list[TensorRef]:
         """The weights that are bound for as long as the module is attached."""
@@ -260,57 +224,14 @@ class Component:
         slot = self.grouping.layout.slots()[tensor.spec.name]
         return slot.offset_bytes, slot.stop_bytes
 
-    def _in_memory(self, start_bytes: int, stop_bytes: int) -> torch.Tensor | None:
-        """A range of the extent, derived or not, where the host has it."""
-        view = self.derived.derived(start_bytes, stop_bytes) if self.derived else None
-        if view is not None:
-            return bytes_of(view)
-        return None if self._extent is None else self._extent[start_bytes:stop_bytes]
-
-    def _stored(self, tensor: TensorRef) -> torch.Tensor:
-        start_bytes, stop_bytes = self._range(tensor)
-        stored = self._in_memory(start_bytes, stop_bytes)
-        if stored is None:
-            stored = torch.empty(stop_bytes - start_bytes, dtype=torch.uint8)
-            self.source.read(start_bytes, stop_bytes, view_of(stored)).result()
-        return stored
-
-    def _binding(self, group: Group, held: torch.Tensor | None = None) -> Binding:
-        layout = self.grouping.layout
-        return bind_group(self.modules(), layout, group, self.reads, self._scratch, held)
-
-    def _let_source_go(self) -> None:
-        if self._unpin is not None:
-            self._unpin()
-        self.source.release_view()
-
-    def _start(self, grouping: Grouping, loader: Loader) -> None:
-        streamed = [self._streamed(group, loader) for group in grouping.groups]
-        self._follow(grouping, list(zip(grouping.groups, streamed, strict=True)))
-
-    def _streamed(self, group: Group, loader: Loader) -> Streamed:
-        start_bytes, stop_bytes = group.start_bytes, group.stop_bytes
-        view = self.derived.derived(start_bytes, stop_bytes) if self.derived else None
-        if view is not None and self.derived is not None:
-            if self._accelerator.has_dma:
-                loader = DmaLoader(self._accelerator, bytes_of(view))
-                start_bytes, stop_bytes = 0, group.size_bytes
-            else:
-                loader = ReadLoader(self.derived)
-        return Streamed(
-            component=self.name,
-            index=group.index,
-            name=group.name,
-            start_bytes=start_bytes,
-            stop_bytes=stop_bytes,
-            binding=self._binding(group),
-            loader=loader,
-        )
-
-    def _follow(self, grouping: Grouping, brought: Sequence[tuple[Group, Streamed]]) -> None:
-        """Let the executor bring these groups, all or some of the grouping's."""
+    def _follow(self, grouping: Grouping) -> None:
+        """Let the executor bring the grouping's groups, or those that have to be converted."""
         module = self.module()
         assert module is not None  # whoever attaches or regroups holds it
+        modules = self.modules()
+        brought = streamed_groups(
+            self.name, grouping, modules, self._supply, self.reads, self._scratch
+        )
         self.grouping = grouping
         self.groups = tuple(streamed for _, streamed in brought)
         for streamed in self.groups:
@@ -321,7 +242,6 @@ class Component:
             for tensor in group.tensors
             for place in tensor.places
         }
-        modules = self.modules()
         anchors = [
             (modules[path], streamed) for group, streamed in brought for path in group.anchors
         ]

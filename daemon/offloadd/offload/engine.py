@@ -11,59 +11,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch import nn
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.accelerator.interface import Accelerator
-from offloadd.offload.adapters import rolled_back
+from offloadd.offload.adapter_changes import AdapterChanges
 from offloadd.offload.allowances import Allowance
 from offloadd.offload.casting import Casting
 from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
+from offloadd.offload.device_budget import DeviceBudget
+from offloadd.offload.engine_stats import EngineStats, component_stats
 from offloadd.offload.executor import Executor
-from offloadd.offload.fusing import Fused, fuse_adapters
 from offloadd.offload.grouping import Grouping
 from offloadd.offload.groups import GroupOptions, group_module
 from offloadd.offload.plan import Plan, make_plan
 from offloadd.offload.planning import Planning, Terms, first_input
 from offloadd.offload.staging import Staging
-from offloadd.offload.tier import DeviceTier
 from offloadd.store.source import WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentStats:
-    """One attached module: all its weights, what is on the device to stay, what a step streams.
-
-    `adapter_bytes` is device memory beside the weights, `derived_bytes` host memory that fusing
-    took.
-    """
-
-    name: str
-    size_bytes: int
-    resident_bytes: int
-    streamed_bytes: int
-    in_place: bool
-    stage: str
-    adapter_bytes: int
-    derived_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """`resident_bytes` and `ring_bytes` are what weights take of the device now.
-
-    `staging_bytes` is page-locked host memory that weights on their way from disk pass through.
-    """
-
-    budget_bytes: int
-    reserve_bytes: int
-    resident_bytes: int
-    ring_bytes: int
-    staging_bytes: int
-    components: tuple[ComponentStats, ...]
 
 
 class Engine:
@@ -82,11 +48,9 @@ class Engine:
         reserve_bytes: int = 0,
         on_border: Callable[[str], None] = lambda component: None,
     ) -> None:
-        self.budget_bytes = budget_bytes
         self.on_border = on_border
-        self._reserve_bytes = reserve_bytes
         self._accelerator = accelerator
-        self._tier = DeviceTier(accelerator, budget_bytes - reserve_bytes)
+        self._budget = DeviceBudget(accelerator, budget_bytes, reserve_bytes)
         itself = weakref.ref(self)
 
         def border(name: str) -> None:
@@ -104,13 +68,25 @@ class Engine:
             return engine.explain() if engine is not None else ""
 
         self._executor = Executor(
-            accelerator, self._tier, on_border=border, on_step_end=step_end, explain=explain
+            accelerator, self._budget.tier, on_border=border, on_step_end=step_end, explain=explain
         )
         self._staging = Staging(accelerator)
         self._plannings: dict[str, Planning] = {}
-        self._allowances: dict[str, Allowance] = {}
-        self._fused: dict[str, Fused] = {}
         self._farewells: dict[str, weakref.finalize[..., nn.Module]] = {}
+
+        def terms(name: str) -> Terms:
+            engine = itself()
+            assert engine is not None  # it holds whoever asks
+            return engine._terms(name)
+
+        self._adapters = AdapterChanges(
+            accelerator, self._budget.tier, self._executor, self._plannings, terms
+        )
+
+    @property
+    def budget_bytes(self) -> int:
+        """What weights, ring and activations may take together."""
+        return self._budget.budget_bytes
 
     @property
     def counters(self) -> Counters:
@@ -140,7 +116,7 @@ class Engine:
             )
         grouping = group_module(module, options or GroupOptions(), casting)
         if allowance is not None:
-            self._allowances[name] = allowance
+            self._budget.allowances[name] = allowance
         try:
             self._attach(name, module, grouping, source, casting)
         except BaseException:
@@ -160,14 +136,14 @@ class Engine:
             # Before the module gives its weights away: whether it can run at all.
             terms, alignment_bytes = self._terms(name), self._accelerator.alignment_bytes
             make_plan(first_input(grouping, terms, alignment_bytes))
-        self._executor.allow(name, self._allowances.get(name))
+        self._executor.allow(name, self._budget.allowances.get(name))
         component = attach_component(
             name,
             module,
             grouping,
             source,
             self._accelerator,
-            self._tier,
+            self._budget.tier,
             self._executor,
             casting,
             self._staging,
@@ -188,22 +164,8 @@ class Engine:
         Raises InvalidRequest for an adapter that does not fit the model, ModelLoadFailed naming a
         tensor that cannot be used, OutOfMemory with the plan.
         """
-        plannings = [self._plannings[name] for name in names]
-        modules = [module for p in plannings if (module := p.component.module()) is not None]
-        for planning in plannings:
-            if planning.component.derived is not None:
-                raise InvalidRequest(
-                    f"the adapters of {planning.component.name!r} are fused", hint="unfuse first"
-                )
-        try:
-            with rolled_back(modules):
-                yield
-                for name in names:
-                    self._fit_adapters(name)
-        except BaseException:
-            for name in names:
-                self._fit_adapters(name)
-            raise
+        with self._adapters.changing(*names):
+            yield
 
     def fuse(
         self,
@@ -218,28 +180,11 @@ class Engine:
         The derived weights are host memory of their own, counted as `derived_bytes`. Raises as
         `fuse_adapters`; then nothing has changed.
         """
-        planning = self._plannings[name]
-        fused = fuse_adapters(
-            planning.component, self._accelerator, adapter_names, scale, safe=safe
-        )
-        try:
-            planning.component.exchange(fused.source)
-        except BaseException:
-            fused.undo()
-            raise
-        self._fused[name] = fused
-        self._fit_adapters(name)
-        planning.refit(self._terms(name))
+        self._adapters.fuse(name, adapter_names, scale, safe=safe)
 
     def unfuse(self, name: str) -> None:
         """Compute with the base and its adapters again; the derived weights are given back."""
-        fused = self._fused.pop(name, None)
-        if fused is None:
-            return
-        planning = self._plannings[name]
-        planning.component.exchange(None)
-        fused.undo()
-        planning.refit(self._terms(name))
+        self._adapters.unfuse(name)
 
     def detach(self, name: str) -> None:
         """Let a module go: its weights are meta parameters afterwards, its memory is given back."""
@@ -249,11 +194,9 @@ class Engine:
         planning = self._plannings.pop(name, None)
         if planning is not None:
             planning.component.detach()
-        self._allowances.pop(name, None)
+        self._budget.allowances.pop(name, None)
         self._executor.allow(name, None)
-        fused = self._fused.pop(name, None)
-        if fused is not None:
-            fused.undo()
+        self._adapters.forget(name)
 
     def close(self) -> None:
         """Detach everything."""
@@ -272,12 +215,12 @@ class Engine:
         """
         before = self.budget_bytes
         if budget_bytes is not None:
-            self._set_budget(budget_bytes)
+            self._budget.set(budget_bytes)
         try:
             for planning in self._streaming():
                 planning.start(self._terms(planning.component.name))
         except BaseException:
-            self._set_budget(before)
+            self._budget.set(before)
             for planning in self._streaming():
                 planning.start(self._terms(planning.component.name))
             raise
@@ -301,29 +244,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What is where now."""
-        components = tuple(self._component_stats(planning) for planning in self._plannings.values())
+        tier = self._budget.tier
         return EngineStats(
             budget_bytes=self.budget_bytes,
-            reserve_bytes=self._reserve_bytes,
-            resident_bytes=self._tier.used_bytes - self._tier.ring_bytes,
-            ring_bytes=self._tier.ring_bytes,
+            reserve_bytes=self._budget.reserve_bytes,
+            resident_bytes=tier.used_bytes - tier.ring_bytes,
+            ring_bytes=tier.ring_bytes,
             staging_bytes=self._staging.size_bytes,
-            components=components,
+            components=tuple(map(component_stats, self._plannings.values())),
         )
-
-    def _fit_adapters(self, name: str) -> None:
-        """Give back what adapters do not need any more, and find room for what they bring."""
-        planning = self._plannings[name]
-        component, module = planning.component, planning.component.module()
-        if module is None:
-            return
-        own = component.own()
-        freed_bytes = component.adapters.sweep(module, own)
-        more_bytes = component.adapters.missing_bytes(module, own)
-        if freed_bytes or more_bytes > self._tier.room_bytes:
-            planning.refit(self._terms(name), more_bytes)
-            self._executor.make_room(more_bytes, name)
-        component.adapters.take(module, own)
 
     def _at_border(self, name: str) -> None:
         for other, planning in self._plannings.items():
@@ -331,45 +260,11 @@ class Engine:
                 planning.advance(self._terms(other))
         self.on_border(name)
 
-    def _set_budget(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-        self._tier.limit_bytes = budget_bytes - self._reserve_bytes
-
     def _terms(self, name: str) -> Terms:
-        """What other components keep on the device for good is not there to plan with."""
-        activations_bytes = self._accelerator.peak_bytes() - self._tier.used_bytes
-        if activations_bytes > self._reserve_bytes:
-            self._reserve_bytes = activations_bytes
-            self._set_budget(self.budget_bytes)
-        kept_bytes = {
-            other: planning.component.leftover_bytes for other, planning in self._plannings.items()
-        }
-        others_bytes = sum(kept for other, kept in kept_bytes.items() if other != name)
-        budget_bytes = self.budget_bytes - others_bytes
-        allowance = self._allowances.get(name)
-        if allowance is not None:
-            sharing = [one for one in kept_bytes if self._allowances.get(one) is allowance]
-            allowance.kept_bytes = sum(kept_bytes[one] for one in sharing)
-            shared_bytes = allowance.kept_bytes - kept_bytes.get(name, 0)
-            allowed_bytes = allowance.limit_bytes - shared_bytes + self._reserve_bytes
-            budget_bytes = min(budget_bytes, allowed_bytes)
-        return Terms(budget_bytes, self._reserve_bytes)
+        return self._budget.terms(name, self._plannings)
 
     def _streaming(self) -> list[Planning]:
         return [p for p in self._plannings.values() if not p.component.in_place]
-
-    def _component_stats(self, planning: Planning) -> ComponentStats:
-        component, plan = planning.component, planning.plan
-        return ComponentStats(
-            name=component.name,
-            size_bytes=component.size_bytes,
-            resident_bytes=component.resident_bytes,
-            streamed_bytes=plan.streamed_bytes_per_step if plan else 0,
-            in_place=component.in_place,
-            stage=planning.stage.name.lower(),
-            adapter_bytes=component.adapters.size_bytes,
-            derived_bytes=component.derived.derived_bytes if component.derived else 0,
-        )
 
 
 def _module_gone(engine_ref: weakref.ref[Engine], name: str) -> None:

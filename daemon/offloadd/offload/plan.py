@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from offload_protocol.errors import OutOfMemory
 from offload_protocol.sizes import format_duration, format_size
-from offloadd.offload.residency import Question, search
+from offloadd.offload.residency import search
+from offloadd.offload.residency_question import Question
 from offloadd.offload.schedule import StepWork, Timeline, exact_step_s, quick_step_s, simulate
 from offloadd.store.layout import align
 
