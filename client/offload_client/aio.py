@@ -48,6 +48,8 @@ class AsyncClient(Looping):
         timeout_s: float | None = None,
         reconnect_timeout_s: float = 30.0,
         retry_busy: bool = True,
+        key_file: str | os.PathLike[str] | None = None,
+        server_key: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             Settings(
@@ -57,6 +59,8 @@ class AsyncClient(Looping):
                 reconnect_timeout_s=reconnect_timeout_s,
                 timeout_s=timeout_s,
                 retry_busy=retry_busy,
+                key_file=key_file,
+                server_key=server_key,
             )
         )
 

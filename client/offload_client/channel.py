@@ -1,6 +1,7 @@
 """The only ZeroMQ socket of a client: moves frames between a session and the wire, never blocking.
 
-The monitor of the socket tells the session of connections made and lost, which ZeroMQ would hide.
+The monitor of the socket tells the session of connections made, refused and lost, which ZeroMQ
+would hide. Over tcp, CURVE encrypts all that is said and proves each end to the other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import zmq
 
 from offload_client.session import Session
+from offload_protocol.errors import Unauthorized
+from offload_protocol.keys import ClientKeys
 from offload_protocol.limits import DEFAULT_LIMITS
 
 HEARTBEAT_INTERVAL_MS = 2_000
@@ -24,7 +27,12 @@ RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 HANDSHAKE_MS = 5_000
 ZERO_COPY_BYTES = 1 << 16
 
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILURES
 _names = itertools.count()
 
 # Asked for before each receive: an attempt that fails costs ten times as much, and so do pyzmq's
@@ -36,18 +44,21 @@ _MORE, _NOBLOCK = int(zmq.RCVMORE), int(zmq.NOBLOCK)
 class Channel:
     """A DEALER socket and its monitor, tied to one session. One thread at a time may use it."""
 
-    def __init__(self, endpoint: str, session: Session) -> None:
+    def __init__(self, endpoint: str, session: Session, keys: ClientKeys | None = None) -> None:
+        """`keys` are needed for tcp alone."""
+        self.suspicion: str | None = None
+        """What may be wrong with a connection that the other end breaks off without a word."""
         self._session = session
         context = zmq.Context.instance()
         self._socket: Any = context.socket(zmq.DEALER)
         self._monitor: Any = context.socket(zmq.PAIR)
         try:
-            self._configure(endpoint)
+            self._configure(endpoint, keys)
         except BaseException:
             self.close()
             raise
 
-    def _configure(self, endpoint: str) -> None:
+    def _configure(self, endpoint: str, keys: ClientKeys | None) -> None:
         options = {
             # Messages wait in our outbox until there is a connection: after a loss the session
             # decides what is said again, and nothing old is sent to a new daemon.
@@ -64,6 +75,10 @@ class Channel:
         }
         for option, value in options.items():
             self._socket.setsockopt(option, value)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
         # ZeroMQ's own thread would block on a full monitor, so it has no limit.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.setsockopt(zmq.LINGER, 0)
@@ -111,12 +126,31 @@ class Channel:
         while self._monitor.getsockopt(_PENDING) & _READABLE:
             event, _ = self._monitor.recv_multipart(_NOBLOCK)
             heard = True
-            (number,) = struct.unpack_from("=H", event)
+            number, value = struct.unpack("=HI", event)
             if number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._session.connection_made(now)
             elif number == zmq.EVENT_DISCONNECTED:
                 self._session.connection_lost(now)
+            else:
+                self._failed_handshake(number, value)
         return heard
+
+    def _failed_handshake(self, number: int, value: int) -> None:
+        if number == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._session.turned_away(
+                Unauthorized(
+                    "the daemon does not know this client's key",
+                    hint="give the public half to whoever runs the daemon: the file ending in .pub",
+                    details={"status": value},
+                )
+            )
+        elif number == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self.suspicion = "what listens there does not speak CURVE as the daemon does"
+        else:
+            self.suspicion = (
+                "the connection was broken off in the handshake: it may be another daemon than the "
+                "one whose public key this client has"
+            )
 
     def _receive_all(self, now: float) -> bool:
         received = False

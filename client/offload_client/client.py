@@ -47,6 +47,10 @@ class Client(Blocking):
         reconnect_timeout_s: how long work under way outlives the loss of the daemon: a daemon that
             is back within this time goes on with the same jobs, and the caller notices nothing.
         retry_busy: whether to wait and ask again, as the daemon says, when its queue is full.
+        key_file: for `tcp://`, this client's own key, as `offloadctl keygen` makes it. By default
+            `OFFLOADD_KEY_FILE`, else `~/.config/offloadd/client.key`.
+        server_key: for `tcp://`, the daemon's public key, or the file that holds it. By default
+            `OFFLOADD_SERVER_KEY`, else `~/.config/offloadd/server.pub`.
 
     Every error is an `OffloadError`. Threads may share a client; a forked child makes its own.
     """
@@ -60,6 +64,8 @@ class Client(Blocking):
         timeout_s: float | None = None,
         reconnect_timeout_s: float = 30.0,
         retry_busy: bool = True,
+        key_file: str | os.PathLike[str] | None = None,
+        server_key: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             Settings(
@@ -69,6 +75,8 @@ class Client(Blocking):
                 reconnect_timeout_s=reconnect_timeout_s,
                 timeout_s=timeout_s,
                 retry_busy=retry_busy,
+                key_file=key_file,
+                server_key=server_key,
             )
         )
 

@@ -21,8 +21,9 @@ from offload_client.records import Call, JobRecord
 from offload_client.session import Session
 from offload_client.waiting import ConnectionMissing, Wait
 from offload_protocol.codec import check_frames, convert, encode
-from offload_protocol.endpoints import EndpointChoice, client_endpoint
+from offload_protocol.endpoints import EndpointChoice, client_endpoint, ipc_path
 from offload_protocol.errors import InvalidRequest, TooLarge
+from offload_protocol.keys import client_keys
 from offload_protocol.limits import Limits
 from offload_protocol.messages import JobInfo, JobList, Load, ModelInfo, ModelList, Request, Submit
 from offload_protocol.values import Frame, pack
@@ -52,6 +53,8 @@ class Settings:
     reconnect_timeout_s: float
     timeout_s: float | None
     retry_busy: bool
+    key_file: str | os.PathLike[str] | None = None
+    server_key: str | os.PathLike[str] | None = None
 
 
 class Core:
@@ -116,9 +119,12 @@ class Core:
         """Make session and socket."""
         from importlib.metadata import version
 
+        keys = None
+        if ipc_path(choice.endpoint) is None:
+            keys = client_keys(self.settings.key_file, self.settings.server_key, os.environ)
         introduction = Introduction(self._identity, self.settings.program, version("offloadd"))
         session = Session(introduction, time.monotonic(), _random)
-        self._channel = Channel(choice.endpoint, session)
+        self._channel = Channel(choice.endpoint, session, keys)
         self._session = session
 
     def shut(self) -> None:
@@ -130,11 +136,16 @@ class Core:
     def missing(self, error: ConnectionMissing) -> Exception:
         """`Unreachable`, with what a fresh look finds in the way."""
         choice = self.choice or self.choose()
-        session = self._session
-        reason = obstacle(choice.endpoint, 0.5) or (
-            "a connection stands, but the daemon does not answer on it, it may be stopped"
-            if session is not None and session.connected
-            else "something listens, but does not speak the daemon's protocol or is stopped"
+        session, channel = self._session, self._channel
+        suspicion = channel.suspicion if channel is not None else None
+        reason = (
+            obstacle(choice.endpoint, 0.5)
+            or suspicion
+            or (
+                "a connection stands, but the daemon does not answer on it, it may be stopped"
+                if session is not None and session.connected
+                else "something listens, but does not speak the daemon's protocol or is stopped"
+            )
         )
         return unreachable(choice, reason, error.waited_s)
 

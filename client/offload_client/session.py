@@ -21,7 +21,14 @@ from offload_client.backoff import retry_time
 from offload_client.greeting import Introduction
 from offload_client.records import Call, JobRecord, Watched
 from offload_protocol.codec import convert, decode_answer, encode, to_exception
-from offload_protocol.errors import Busy, ErrorCode, InvalidRequest, OffloadError, ProtocolMismatch
+from offload_protocol.errors import (
+    Busy,
+    ErrorCode,
+    InvalidRequest,
+    OffloadError,
+    ProtocolMismatch,
+    Unauthorized,
+)
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import (
     Error,
@@ -103,10 +110,16 @@ class Session(Watched):
         """A connection stands: say hello on it."""
         self.connected = True
         self._lose(now)
+        self.refusal = None
         self._last_rid += 1
         self._hello_rid = self._last_rid
         self._active_at = now
         self.outbox.append([encode(self._introduction.hello(self._hello_rid))])
+        self.changed()
+
+    def turned_away(self, error: OffloadError) -> None:
+        """The other end refuses to talk at all."""
+        self.refusal = error
         self.changed()
 
     def connection_lost(self, now: float) -> None:
@@ -324,7 +337,9 @@ class Session(Watched):
 
     def _lose(self, now: float) -> None:
         self.outbox.clear()
-        self.refusal = None
+        if not isinstance(self.refusal, Unauthorized):
+            # Who is not let in hears the door close as well; the reason stands until it opens.
+            self.refusal = None
         self._hello_rid = None
         if self._lost_at is None:
             self._lost_at = now

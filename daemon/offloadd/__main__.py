@@ -40,7 +40,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="Every setting: offloadd --print-config",
     )
     parser.add_argument("--config", metavar="FILE", help="configuration to read, in TOML")
-    parser.add_argument("--endpoint", metavar="URL", help="where clients connect, ipc://PATH")
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="where clients connect: ipc://PATH, with keys tcp://HOST:PORT",
+    )
     parser.add_argument("--device", metavar="auto|cpu|cuda:N", help="what to compute on")
     parser.add_argument("--state-dir", metavar="DIR", help="the workers' directory")
     parser.add_argument(

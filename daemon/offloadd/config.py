@@ -84,12 +84,24 @@ class _Section(BaseModel):
 class DaemonSection(_Section):
     """Where the daemon is reached and what it runs on."""
 
-    endpoint: Text = Field("", description="address of the socket, ipc://PATH; empty: by the rules")
+    endpoint: Text = Field(
+        "", description="where clients connect, ipc://PATH or tcp://HOST:PORT; empty: by the rules"
+    )
     device: Device = Field("auto", description="auto, cpu or cuda:N")
     state_dir: Text = Field("", description="the workers' directory; empty: by the rules")
     socket_mode: Mode = Field(0o600, description="mode of the socket: who may connect")
     socket_group: Text = Field("", description="group that the socket is given to; empty: our own")
     admin_group: Text = Field("", description="group whose members may administrate, beside root")
+
+
+class RemoteSection(_Section):
+    """How clients on other machines are let in; tcp is never served without these keys."""
+
+    endpoint: Text = Field("", description="served beside daemon.endpoint, as tcp://HOST:PORT")
+    key_file: Text = Field("", description="the daemon's own key, made by offloadctl keygen server")
+    clients: Text = Field(
+        "", description="directory of the clients' keys: use/NAME.pub, administrate/NAME.pub"
+    )
 
 
 class QueueSection(_Section):
@@ -178,6 +190,7 @@ class Config(_Section):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     daemon: DaemonSection = DaemonSection()
+    remote: RemoteSection = RemoteSection()
     queue: QueueSection = QueueSection()
     limits: LimitsSection = LimitsSection()
     results: ResultsSection = ResultsSection()

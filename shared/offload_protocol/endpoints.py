@@ -85,3 +85,11 @@ def ipc_path(endpoint: str) -> Path | None:
     """The socket's path, or None for an endpoint that is not ipc."""
     scheme, _, rest = endpoint.partition("://")
     return Path(rest) if scheme == "ipc" else None
+
+
+def tcp_address(endpoint: str) -> tuple[str, int]:
+    """Host and port of a checked `tcp://` endpoint; `*` means every address of the machine."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"{endpoint!r} has no port", hint="write tcp://HOST:PORT")
+    return ("0.0.0.0" if host == "*" else host.strip("[]")), int(port)

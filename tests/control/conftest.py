@@ -28,6 +28,7 @@ from offload_protocol.messages import (
 )
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
+from offloadd.control.entrances import Entrance
 from offloadd.control.listener import Access, listen
 from offloadd.control.roles import Roles
 from offloadd.control.server import Server, Setting
@@ -165,7 +166,7 @@ def serve(tmp_path: Path, endpoint: str, context: zmq.asyncio.Context) -> Serve:
         listener = listen(endpoint, Access())
         setting = Setting(
             version="0.0.0",
-            listener=listener,
+            entrances=(Entrance(listener),),
             state_dir=tmp_path,
             roles=roles or Roles(frozenset({os.getuid()})),
             environ=dict(os.environ),

@@ -35,7 +35,7 @@ from offloadd.control.keep_alive import KeepAlive
 from offloadd.control.models import ModelTable
 from offloadd.control.scheduler import Bounds, Scheduler
 
-OWNER = Owner(1, "1:s", "p")
+OWNER = Owner("1", "1:s", "p")
 
 
 class InstantJournal:

@@ -58,7 +58,7 @@ def test_an_unknown_option_is_wrong_usage() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--endpoint", "tcp://127.0.0.1:1"), "neither authenticated nor encrypted"),
+        (("--endpoint", "tcp://127.0.0.1:1"), "is not served without keys"),
         (("--endpoint", "nonsense"), "'nonsense' is not an endpoint"),
         (("--endpoint", "ipc:///" + "x" * 200), "the limit is 107"),
         (("--device", "gpu"), "option --device is 'gpu'"),

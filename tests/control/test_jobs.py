@@ -7,12 +7,12 @@ from offloadd.control import jobs
 from offloadd.control.jobs import Job, JobTable, Owner, fingerprint, job_key
 
 
-def job(name: str, uid: int = 1, model: str = "m", ended_s: float | None = None) -> Job:
+def job(name: str, user: str = "1", model: str = "m", ended_s: float | None = None) -> Job:
     request = Submit(rid=1, job=name, model=model, arguments={"prompt": "x"})
     one = Job(
-        key=job_key(uid, name),
+        key=job_key(user, name),
         request=request,
-        owner=Owner(uid, "client"),
+        owner=Owner(user, "client"),
         fingerprint=fingerprint(request, ()),
         frames=(),
         submitted_at=1000.0,
@@ -41,12 +41,12 @@ def test_a_fingerprint_tells_requests_and_frames_apart_but_not_messages() -> Non
 
 def test_users_find_their_own_jobs_and_administrators_all() -> None:
     table = JobTable()
-    mine, theirs = job("a", uid=1), job("b", uid=2)
+    mine, theirs = job("a", user="1"), job("b", user="2")
     table.add(mine)
     table.add(theirs)
-    assert table.find(1, "a", administrates=False) is mine
-    assert table.find(1, "b", administrates=False) is None
-    assert table.find(1, "b", administrates=True) is theirs
+    assert table.find("1", "a", administrates=False) is mine
+    assert table.find("1", "b", administrates=False) is None
+    assert table.find("1", "b", administrates=True) is theirs
 
 
 def test_ended_jobs_are_no_longer_live_and_expire_in_order() -> None:
@@ -64,19 +64,19 @@ def test_ended_jobs_are_no_longer_live_and_expire_in_order() -> None:
 
 def test_one_user_cannot_push_out_what_others_are_remembered_by() -> None:
     table = JobTable()
-    first = job("kept", uid=2, ended_s=0.0)
+    first = job("kept", user="2", ended_s=0.0)
     table.add(first)
     table.ended(first)
     forgotten = []
     for number in range(jobs.MAX_TOMBSTONES + 2):
-        one = job(str(number), uid=1, ended_s=1.0)
+        one = job(str(number), user="1", ended_s=1.0)
         table.add(one)
         for key in table.ended(one):
             forgotten.append(key)
             table.remove(key)
     assert forgotten == ["1/0", "1/1"]
     assert len(table) == jobs.MAX_TOMBSTONES + 1
-    assert table.find(2, "kept", administrates=False) is first
+    assert table.find("2", "kept", administrates=False) is first
 
 
 def test_times_of_a_job_add_up() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Opened:
 def accepted(number: int, job: str) -> Accepted:
     return Accepted(
         number=number,
-        uid=7,
+        user="7",
         client="7:session",
         program="prog",
         request=Submit(rid=1, job=job, model="m", arguments={"prompt": "x"}, priority=3),
@@ -331,3 +332,32 @@ def test_full_sync_writes_the_same(tmp_path: Path) -> None:
     one.end(one.accept("a", bytes(100_000)), bytes(100_000))
     one.journal.close()
     assert len(reopened(tmp_path).ended) == 1
+
+
+def test_a_journal_of_version_1_is_taken_over_with_its_jobs_and_models(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+    one.end(one.accept("ended", b"frame"), b"result", job="ended")
+    one.accept("open")
+    one.journal.host_model(ModelSpec(name="m", source="/m"))
+    one.journal.close()
+    as_version_1(tmp_path / DATABASE)
+    recovered = reopened(tmp_path)
+    (ended,) = recovered.ended
+    assert (ended.accepted.user, ended.accepted.request.job) == ("7", "ended")
+    assert [bytes(frame) for frame in ended.frames] == [b"result"]
+    assert [waiting.accepted.user for waiting in recovered.open] == ["7"]
+    assert [spec.name for spec in recovered.models] == ["m"]
+    assert reopened(tmp_path) == recovered
+
+
+def as_version_1(path: Path) -> None:
+    """Make a journal what the first version wrote: users were numbers."""
+    with closing(sqlite3.connect(path)) as connection:
+        (schema,) = connection.execute(
+            "SELECT sql FROM sqlite_schema WHERE name = 'jobs'"
+        ).fetchone()
+        columns = schema.replace("user TEXT", "uid INTEGER").replace("(user, job)", "(uid, job)")
+        connection.executescript(
+            f"ALTER TABLE jobs RENAME TO new_jobs; {columns};"
+            "INSERT INTO jobs SELECT * FROM new_jobs; DROP TABLE new_jobs; PRAGMA user_version = 1;"
+        )

@@ -23,6 +23,11 @@ def endpoint(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/run/offloadd.sock"
 
 
+def path_of(listener: Listener) -> Path:
+    assert listener.path is not None
+    return listener.path
+
+
 @pytest.fixture
 def listener(endpoint: str) -> Iterator[Listener]:
     listener = listen(endpoint, Access())
@@ -38,7 +43,7 @@ def test_case_39_a_second_daemon_is_refused_with_the_pid_of_the_first(
         listen(endpoint, Access())
     assert caught.value.details == {"pid": os.getpid()}
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(listener.path))
+        client.connect(str(path_of(listener)))
 
 
 def test_case_39_a_dead_daemons_socket_is_cleaned_away(endpoint: str) -> None:
@@ -50,7 +55,7 @@ def test_case_39_a_dead_daemons_socket_is_cleaned_away(endpoint: str) -> None:
     )
     subprocess.run([sys.executable, "-c", died, endpoint], check=False)
     listener = listen(endpoint, Access())
-    assert listener.path.is_socket()
+    assert path_of(listener).is_socket()
     listener.socket.close()
     listener.remove()
 
@@ -85,8 +90,8 @@ def test_case_58_the_socket_has_the_configured_mode_under_every_umask(
         listener = listen(endpoint, Access(mode=0o660, group_id=os.getgid()))
     finally:
         os.umask(before)
-    state = listener.path.stat()
-    directory = listener.path.parent.stat()
+    state = path_of(listener).stat()
+    directory = path_of(listener).parent.stat()
     listener.socket.close()
     listener.remove()
     assert stat.S_IMODE(state.st_mode) == 0o660
@@ -95,8 +100,8 @@ def test_case_58_the_socket_has_the_configured_mode_under_every_umask(
 
 
 def test_case_58_by_default_only_the_daemons_user_may_connect(listener: Listener) -> None:
-    assert stat.S_IMODE(listener.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(listener.path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path_of(listener).stat().st_mode) == 0o600
+    assert stat.S_IMODE(path_of(listener).parent.stat().st_mode) == 0o700
 
 
 def test_case_58_the_socket_is_closed_to_others_from_its_first_moment(tmp_path: Path) -> None:
@@ -133,6 +138,6 @@ def test_a_place_that_cannot_be_used_is_named() -> None:
         listen("ipc:///proc/offloadd/s", Access())
 
 
-def test_tcp_is_refused_with_a_sentence() -> None:
-    with pytest.raises(InvalidRequest, match="neither authenticated nor encrypted"):
-        listen("tcp://127.0.0.1:5555", Access())
+def test_a_tcp_address_of_another_machine_is_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot listen on tcp://192\.0\.2\.1:5555"):
+        listen("tcp://192.0.2.1:5555", Access())

@@ -18,8 +18,8 @@ import pytest
 from control.conftest import Serve, until
 
 from offload_protocol.messages import Cancel, Jobs, Stats
+from offloadd.control.peers import LocalPeer
 from offloadd.control.roles import Roles
-from offloadd.control.router import Peer
 
 OTHER_UID = 65534
 
@@ -156,5 +156,5 @@ async def test_case_58_a_closed_socket_refuses_other_users(serve: Serve) -> None
 
 async def test_the_administrators_group_counts(serve: Serve) -> None:
     roles = Roles(frozenset({0}), group_id=5)
-    assert roles.administrates(Peer(uid=9, gid=5, pid=1))
-    assert not roles.administrates(Peer(uid=9, gid=6, pid=1))
+    assert roles.administrates(LocalPeer(uid=9, gid=5, pid=1))
+    assert not roles.administrates(LocalPeer(uid=9, gid=6, pid=1))

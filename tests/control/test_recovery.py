@@ -248,7 +248,7 @@ async def test_results_on_disk_are_bounded(serve: Serve, tmp_path: Path) -> None
 
 def recovered(name: str, **fields: object) -> OpenJob:
     request = Submit(rid=1, job=name, model="m", **fields)  # type: ignore[arg-type]
-    accepted = Accepted(1, 7, f"7:of-{name}", "p", request, b"", 1, 5, 1e9 - 100.0)
+    accepted = Accepted(1, "7", f"7:of-{name}", "p", request, b"", 1, 5, 1e9 - 100.0)
     return OpenJob(accepted, ())
 
 

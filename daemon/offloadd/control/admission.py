@@ -40,7 +40,7 @@ class Admission:
             raise codec.to_exception(model.error)
         self._models.check(model)
         job = Job(
-            key=job_key(owner.uid, request.job),
+            key=job_key(owner.user, request.job),
             request=request,
             owner=owner,
             fingerprint=mark,

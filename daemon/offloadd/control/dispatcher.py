@@ -79,7 +79,7 @@ class Dispatcher:
         `Busy`, what `refuse` was given, and what `Admission.admit` raises.
         """
         check_id(request.job)
-        key, mark = job_key(owner.uid, request.job), fingerprint(request, frames)
+        key, mark = job_key(owner.user, request.job), fingerprint(request, frames)
         known = self.table.get(key)
         if known is not None:
             return self._said_again(known, owner, mark)
@@ -90,7 +90,7 @@ class Dispatcher:
         self._scheduler.add(self._ticket(job), retry_after_s)
         job.number = self._journal.new_number()
         accepted = Accepted(
-            *(job.number, owner.uid, owner.client, owner.program, request),
+            *(job.number, owner.user, owner.client, owner.program, request),
             *(mark.digest, mark.size_bytes, job.seed, job.submitted_at),
         )
         self._journal.accept(accepted, frames, lambda error: self._written(job, error))
@@ -291,7 +291,7 @@ class Dispatcher:
         request, wait_s = job.request, job.request.queue_timeout_s
         return Ticket(
             job=job.key,
-            user=str(job.owner.uid),
+            user=job.owner.user,
             program=job.owner.program,
             model=request.model,
             submitted_s=job.submitted_s,

@@ -146,9 +146,9 @@ class Endings:
         self._on_ended(job)
         self._tell_whether_all_ended()
         _log.info(
-            "job %s of uid %d on %s: %s",
+            "job %s of user %s on %s: %s",
             job.request.job,
-            job.owner.uid,
+            job.owner.user,
             job.request.model,
             finished.error.message if finished.error else "done",
         )

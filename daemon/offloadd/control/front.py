@@ -25,6 +25,7 @@ from offload_protocol.messages import (
 )
 from offloadd.control.handlers import Answer, Handlers, OnceWritten, Result
 from offloadd.control.leases import Leases
+from offloadd.control.roles import Roles
 from offloadd.control.router import Connection
 from offloadd.control.sessions import Sessions
 
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Front:
-    """The `Receiver` of the router. `leases` is told who comes and goes."""
+    """The `Receiver` of the routers. `leases` is told who comes and goes."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Front:
         instance: str,
         clock: Callable[[], float],
         leases: Leases,
+        roles: Roles,
     ) -> None:
         self.protocol_errors_total = 0
         self._sessions = sessions
@@ -52,6 +54,7 @@ class Front:
         self._instance = instance
         self._clock = clock
         self._leases = leases
+        self._roles = roles
 
     def on_message(self, connection: Connection, frames: list[memoryview]) -> None:
         """Answer a message."""
@@ -86,6 +89,11 @@ class Front:
         if session is not None:
             self._leases.left(session.client, self._clock())
 
+    def part_from_banned(self) -> None:
+        """Treat those whose key was removed as gone: nothing more is pushed to them."""
+        for connection in self._sessions.of_peers(self._roles.is_banned):
+            self.on_disconnected(connection)
+
     def on_writable(self) -> None:
         """Some client has read."""
         self._sessions.retry_blocked()
@@ -95,6 +103,7 @@ class Front:
         self.protocol_errors_total += 1
 
     def _welcome(self, connection: Connection, hello: Hello) -> Welcome:
+        self._roles.require_allowed(connection.peer)
         session = self._sessions.introduce(connection, hello, self._clock())
         self._leases.came(session.client)
         return Welcome(

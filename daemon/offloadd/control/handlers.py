@@ -109,7 +109,7 @@ class Handlers:
         return {}
 
     def _submit(self, session: Session, request: Submit, frames: Frames) -> Answer:
-        owner = Owner(session.uid, session.client, session.program)
+        owner = Owner(session.user, session.client, session.program)
         job = self._dispatcher.submit(owner, request, frames)
         return OnceWritten(job.when_written, lambda: self._attached(session, job))
 
@@ -133,7 +133,7 @@ class Handlers:
 
     def _jobs(self, session: Session, request: Jobs, frames: Frames) -> Result:
         sees_all = self._roles.administrates(session.connection.peer)
-        seen = [job for job in self._dispatcher.table if sees_all or job.owner.uid == session.uid]
+        seen = [job for job in self._dispatcher.table if sees_all or job.owner.user == session.user]
         return JobList(jobs=[self._info(session, job) for job in seen[-MAX_LISTED:]])
 
     def _show_stats(self, session: Session, request: Stats, frames: Frames) -> Result:
@@ -156,6 +156,7 @@ class Handlers:
         return self._models.load(self._models.host(_spec(request)))
 
     def _unload(self, session: Session, request: Unload, frames: Frames) -> Answer:
+        self._roles.require(session.connection.peer, "unloading a model")
         self._check_changes()
         model = self._models.find(request.name)
         return self._models.unload(model, self._dispatcher.table.uses(request.name))
@@ -197,7 +198,7 @@ class Handlers:
 
     def _find(self, session: Session, name: str) -> Job:
         administrates = self._roles.administrates(session.connection.peer)
-        job = self._dispatcher.table.find(session.uid, name, administrates)
+        job = self._dispatcher.table.find(session.user, name, administrates)
         if job is None:
             raise UnknownJob(
                 f"no job {name[:200]!r} of yours is known",
@@ -206,7 +207,7 @@ class Handlers:
         return job
 
     def _info(self, session: Session, job: Job) -> JobInfo:
-        return job.info(self._clock(), session.uid)
+        return job.info(self._clock(), session.user)
 
 
 def _spec(request: Load) -> ModelSpec:

@@ -1,6 +1,6 @@
 """Jobs as the control plane knows them, from their acceptance to their tombstone.
 
-A job's id is its client's; ids of different users never meet, so the key holds the uid as well.
+A job's id is its client's; ids of different users never meet, so the key holds the user as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LISTED = 1_000
 class Owner:
     """Who a job belongs to: a user, one of that user's clients, and the program's own name."""
 
-    uid: int
+    user: str
     client: str
     program: str = ""
 
@@ -119,7 +119,7 @@ class Job:
             running_s=now_s - running_s,
         )
 
-    def info(self, now_s: float, viewer_uid: int) -> JobInfo:
+    def info(self, now_s: float, viewer: str) -> JobInfo:
         """The job as it is shown."""
         return JobInfo(
             job=self.request.job,
@@ -132,13 +132,13 @@ class Job:
             steps=self.steps,
             submitted_at=self.submitted_at,
             timings=self.timings(now_s),
-            mine=self.owner.uid == viewer_uid,
+            mine=self.owner.user == viewer,
         )
 
 
-def job_key(uid: int, job: str) -> str:
+def job_key(user: str, job: str) -> str:
     """The name of a user's job within the daemon."""
-    return f"{uid}/{job}"
+    return f"{user}/{job}"
 
 
 def check_id(job: str) -> None:
@@ -168,7 +168,7 @@ class JobTable:
         self._jobs: dict[str, Job] = {}
         self._live: dict[str, Job] = {}
         self._ended: dict[str, None] = {}
-        self._ended_of_user: dict[int, dict[str, None]] = {}
+        self._ended_of_user: dict[str, dict[str, None]] = {}
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
@@ -194,10 +194,10 @@ class JobTable:
         job = self._jobs.pop(key, None)
         self._live.pop(key, None)
         self._ended.pop(key, None)
-        if job is not None and (of_user := self._ended_of_user.get(job.owner.uid)) is not None:
+        if job is not None and (of_user := self._ended_of_user.get(job.owner.user)) is not None:
             of_user.pop(key, None)
             if not of_user:
-                del self._ended_of_user[job.owner.uid]
+                del self._ended_of_user[job.owner.user]
 
     def uses(self, model: str) -> bool:
         """Some job on this model has not ended."""
@@ -207,9 +207,9 @@ class JobTable:
         """The job of that key."""
         return self._jobs.get(key)
 
-    def find(self, uid: int, job: str, administrates: bool) -> Job | None:
+    def find(self, user: str, job: str, administrates: bool) -> Job | None:
         """The job that a user means: its own of that id, or for an administrator, anyone's."""
-        own = self._jobs.get(job_key(uid, job))
+        own = self._jobs.get(job_key(user, job))
         if own is not None or not administrates:
             return own
         return next((one for one in self if one.request.job == job), None)
@@ -218,7 +218,7 @@ class JobTable:
         """Note that a job has ended; gives the keys of its user's old ones, to be forgotten."""
         self._live.pop(job.key, None)
         self._ended[job.key] = None
-        of_user = self._ended_of_user.setdefault(job.owner.uid, {})
+        of_user = self._ended_of_user.setdefault(job.owner.user, {})
         of_user[job.key] = None
         return list(islice(of_user, max(len(of_user) - MAX_TOMBSTONES, 0)))
 

@@ -7,15 +7,16 @@ which another user could connect.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload_protocol.endpoints import ipc_path
+from offload_protocol.endpoints import ipc_path, tcp_address
 from offload_protocol.errors import InvalidRequest
-from offloadd.control.lock import EndpointLock
+from offloadd.control.lock import EndpointLock, EndpointTaken
 
 BACKLOG = 256
 
@@ -30,31 +31,31 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket and the lock that makes it ours."""
+    """A listening socket; over ipc, its file and the lock that makes it ours."""
 
     endpoint: str
-    path: Path
     socket: socket.socket
-    lock: EndpointLock
+    path: Path | None = None
+    lock: EndpointLock | None = None
 
     def remove(self) -> None:
         """Remove the socket's file and release the endpoint."""
-        self.path.unlink(missing_ok=True)
-        self.lock.release()
+        # Unless ZeroMQ has taken its descriptor.
+        self.socket.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        if self.lock is not None:
+            self.lock.release()
 
 
 def listen(endpoint: str, access: Access) -> Listener:
-    """Take the endpoint and listen on it.
+    """Take the endpoint and listen on it; who listens on tcp has to ask peers for keys.
 
     Raises `EndpointTaken` where another daemon has it, `InvalidRequest` where it cannot be used.
     """
     path = ipc_path(endpoint)
     if path is None:
-        raise InvalidRequest(
-            f"{endpoint} cannot be served: connections by tcp would be neither authenticated nor "
-            "encrypted",
-            hint="use an ipc:// endpoint; other machines can reach it through ssh",
-        )
+        return _listen_on_tcp(endpoint)
     try:
         _prepare_directory(path.parent, access)
         lock = EndpointLock.acquire(path.with_name(path.name + ".lock"))
@@ -64,7 +65,7 @@ def listen(endpoint: str, access: Access) -> Listener:
             hint="choose a directory that this user may write to",
         ) from error
     try:
-        return Listener(endpoint, path, _bind(path, access), lock)
+        return Listener(endpoint, _bind(path, access), path, lock)
     except (OSError, InvalidRequest) as error:
         lock.release()
         if isinstance(error, InvalidRequest):
@@ -73,6 +74,34 @@ def listen(endpoint: str, access: Access) -> Listener:
             f"cannot listen on {endpoint}: {error.strerror}",
             hint="the group of the socket must be one that this user belongs to",
         ) from error
+
+
+def _listen_on_tcp(endpoint: str) -> Listener:
+    host, port = tcp_address(endpoint)
+    try:
+        ((family, kind, _, _, address), *_) = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listening = socket.socket(family, kind)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise EndpointTaken(
+                f"another process already listens on {endpoint}",
+                hint="stop it first, or choose another port",
+            ) from None
+        raise InvalidRequest(
+            f"cannot listen on {endpoint}: {error.strerror}",
+            hint="name an address of this machine, as tcp://ADDRESS:PORT",
+        ) from None
+    listening.setblocking(False)
+    return Listener(endpoint, listening)
 
 
 def _prepare_directory(directory: Path, access: Access) -> None:

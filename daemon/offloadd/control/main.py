@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,13 @@ from pathlib import Path
 from offload_protocol.endpoints import daemon_endpoint
 from offload_protocol.errors import OffloadError
 from offloadd.config import Config, config_file, describe, load_config
-from offloadd.control.listener import Access, Listener, listen
+from offloadd.control.entrances import (
+    Entrance,
+    close_entrances,
+    open_entrances,
+    read_keys,
+)
+from offloadd.control.listener import Access
 from offloadd.control.roles import group_entry, roles
 from offloadd.control.server import Server, Setting
 from offloadd.control.supervisor import WORKER_COMMAND
@@ -69,15 +76,14 @@ def _serve(config: Config, environ: Mapping[str, str], worker_command: Sequence[
         group_id=group_entry(group, "daemon.socket_group").gr_gid if group else None,
     )
     state_dir = _prepare_state_directory(Path(config.daemon.state_dir))
-    administrators = roles(config.daemon.admin_group)
-    listener = listen(config.daemon.endpoint, access)
-    setting = Setting(
-        version("offloadd"), listener, state_dir, administrators, environ, worker_command
-    )
+    keys = read_keys(config.remote, time.monotonic)
+    holders = roles(config.daemon.admin_group, keys.allowed if keys is not None else None)
+    entrances = open_entrances(config.daemon, config.remote, access, keys)
+    setting = Setting(version("offloadd"), entrances, state_dir, holders, environ, worker_command)
     try:
         return asyncio.run(_run_until_signalled(config, setting))
     finally:
-        listener.remove()
+        close_entrances(entrances)
 
 
 async def _run_until_signalled(config: Config, setting: Setting) -> int:
@@ -88,7 +94,7 @@ async def _run_until_signalled(config: Config, setting: Setting) -> int:
         nonlocal signals_seen
         signals_seen += 1
         if signals_seen > 1:
-            _leave_at_once(setting.listener)
+            _leave_at_once(setting.entrances)
         server.stop()
 
     loop = asyncio.get_running_loop()
@@ -98,9 +104,9 @@ async def _run_until_signalled(config: Config, setting: Setting) -> int:
     return EXIT_STOPPED
 
 
-def _leave_at_once(listener: Listener) -> None:
+def _leave_at_once(entrances: tuple[Entrance, ...]) -> None:
     # The worker notices the closed channel, and nothing else may hold us up.
-    listener.remove()
+    close_entrances(entrances)
     os._exit(EXIT_FORCED)
 
 

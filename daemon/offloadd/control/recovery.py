@@ -48,9 +48,9 @@ def recover(
 def _job(accepted: Accepted, frames: tuple[memoryview, ...], clocks: Clocks) -> Job:
     age_s = max(clocks.wall_s() - accepted.submitted_at, 0.0)
     return Job(
-        key=job_key(accepted.uid, accepted.request.job),
+        key=job_key(accepted.user, accepted.request.job),
         request=accepted.request,
-        owner=Owner(accepted.uid, accepted.client, accepted.program),
+        owner=Owner(accepted.user, accepted.client, accepted.program),
         fingerprint=Fingerprint(accepted.digest, accepted.size_bytes),
         frames=frames,
         submitted_at=accepted.submitted_at,

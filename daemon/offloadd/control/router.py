@@ -1,4 +1,4 @@
-"""The ROUTER socket on the event loop: the only module that knows ZeroMQ.
+"""A ROUTER socket on the event loop: with `curve`, all that knows ZeroMQ.
 
 It promises that `send` never blocks and says what became of a message, that every connection has
 the credentials which the kernel gives for it, and that its end is reported once.
@@ -8,6 +8,7 @@ Invariants:
   and goes on while something is there, or an edge is lost and a client waits for ever.
 - A batch is bounded, so that a flood of messages cannot keep the loop from its other work.
 - A peer's last messages are handled before its end is reported, since `taken` may be among them.
+- A daemon that serves two endpoints has two of these; a connection knows its own.
 - Descriptors are used again, connection ids are not. The monitor's news are read before a new
   connection is entered, so an old connection's end never hits its successor.
 """
@@ -24,7 +25,9 @@ from typing import Protocol
 import zmq
 
 from offload_protocol.limits import Limits
+from offloadd.control.curve import Curve
 from offloadd.control.listener import Listener
+from offloadd.control.peers import Peer, local_peer
 
 BATCH_MESSAGES = 64
 """Received before the loop is let go for its other work."""
@@ -64,21 +67,17 @@ class Sent(Enum):
     GONE = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The process at the other end, as the kernel knows it."""
-
-    uid: int
-    gid: int
-    pid: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Connection:
     """One client connection; `identity` is chosen by the socket and never used twice."""
 
     identity: bytes
     peer: Peer
+    router: Router
+
+    def send(self, parts: Sequence[Buffer]) -> Sent:
+        """Send a message whole or not at all, without waiting."""
+        return self.router.send(self.identity, parts)
 
 
 class Receiver(Protocol):
@@ -102,8 +101,13 @@ class Router:
 
     _receiver: Receiver
 
-    def __init__(self, listener: Listener, limits: Limits, silence_s: float) -> None:
-        """`silence_s` is how long a peer may say nothing at all before it is dropped."""
+    def __init__(
+        self, listener: Listener, limits: Limits, silence_s: float, curve: Curve | None = None
+    ) -> None:
+        """`silence_s` is how long a peer may say nothing at all before it is dropped.
+
+        With `curve`, peers are the holders of its keys, else processes of this machine.
+        """
         self._max_frames = limits.max_frames + 2
         self._connections: dict[bytes, Connection] = {}
         self._identities: dict[int, bytes] = {}
@@ -114,6 +118,8 @@ class Router:
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket, limits, silence_s)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._peer_of = local_peer if curve is None else curve.peer
+        self._end_curve = curve.secure(self._socket) if curve is not None else None
         # libzmq closes the descriptor itself; closing it twice would abort the process.
         self._socket.setsockopt(zmq.USE_FD, listener.socket.detach())
         self._socket.bind(listener.endpoint)
@@ -125,11 +131,13 @@ class Router:
         self._loop.add_reader(self._monitor.get(zmq.FD), self._read_monitor)
         self._schedule_drain()
 
-    def send(self, connection: Connection, parts: Sequence[Buffer]) -> Sent:
+    def send(self, identity: bytes, parts: Sequence[Buffer]) -> Sent:
         """Send a message whole or not at all, without waiting."""
+        if self._socket.closed:
+            return Sent.GONE
         try:
             # Once the identity is taken, so are the frames behind it.
-            self._socket.send(connection.identity, _DONTWAIT | _SNDMORE)
+            self._socket.send(identity, _DONTWAIT | _SNDMORE)
             for part in parts[:-1]:
                 self._socket.send(part, _DONTWAIT | _SNDMORE, copy=len(part) < SHARED_BYTES)
             self._socket.send(parts[-1], _DONTWAIT, copy=len(parts[-1]) < SHARED_BYTES)
@@ -151,6 +159,8 @@ class Router:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=FAREWELL_MS)
+        if self._end_curve is not None:
+            self._end_curve()
         self._context.term()
 
     def _schedule_drain(self) -> None:
@@ -188,12 +198,12 @@ class Router:
 
     def _enter(self, identity: bytes, frame: zmq.Frame) -> Connection | None:
         self._read_monitor()
-        peer, descriptor = _peer(frame), frame.get(zmq.SRCFD)
+        peer, descriptor = self._peer_of(frame), frame.get(zmq.SRCFD)
         if peer is None:
             return None
         if descriptor in self._identities:
             self._disconnected(descriptor)
-        connection = Connection(identity, peer)
+        connection = Connection(identity, peer, self)
         self._connections[identity] = connection
         self._identities[descriptor] = identity
         return connection
@@ -233,11 +243,3 @@ def _configure(router: zmq.Socket[bytes], limits: Limits, silence_s: float) -> N
         (zmq.HEARTBEAT_TTL, timeout_ms),
     ):
         router.setsockopt(option, value)
-
-
-def _peer(frame: zmq.Frame) -> Peer | None:
-    try:
-        _, uid, gid, pid = str(frame.get("Peer-Address")).split(":")
-        return Peer(int(uid), int(gid), int(pid))
-    except (zmq.ZMQError, ValueError):
-        return None

@@ -24,6 +24,7 @@ from offloadd.control.arguments import Bounds as ArgumentBounds
 from offloadd.control.clocks import Clocks
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Endings
+from offloadd.control.entrances import Entrance
 from offloadd.control.foreman import Foreman
 from offloadd.control.front import Front
 from offloadd.control.handlers import Handlers
@@ -32,7 +33,6 @@ from offloadd.control.inheritance import Inheritance
 from offloadd.control.journal.journal import Journal
 from offloadd.control.keep_alive import KeepAlive
 from offloadd.control.leases import RETURN_S, Leases
-from offloadd.control.listener import Listener
 from offloadd.control.memory import HostMemory
 from offloadd.control.models import ModelTable
 from offloadd.control.notify import Notifier, StoredDescriptors
@@ -57,7 +57,8 @@ class Setting:
     """What a server is given beside its configuration."""
 
     version: str
-    listener: Listener
+    entrances: tuple[Entrance, ...]
+    """The first one's endpoint is the daemon's own."""
     state_dir: Path
     roles: Roles
     environ: Mapping[str, str]
@@ -78,7 +79,11 @@ class Server:
         self._stopping = asyncio.Event()
         self._was_ready = False
         self._notifier = Notifier(setting.environ)
-        self._router = Router(setting.listener, setting.limits, config.clients.lease - RETURN_S)
+        silence_s = config.clients.lease - RETURN_S
+        self._routers = [
+            Router(entrance.listener, setting.limits, silence_s, entrance.curve)
+            for entrance in setting.entrances
+        ]
         self._supervisor = Supervisor(
             config.daemon.device,
             setting.clock,
@@ -94,7 +99,7 @@ class Server:
         self._journal, recovered = Journal.open(
             setting.state_dir, config.journal.sync, loop.call_soon_threadsafe, loop.call_later
         )
-        self._sessions = Sessions(self._router, lambda key: self._endings.results.get(key))
+        self._sessions = Sessions(lambda key: self._endings.results.get(key))
         self._models = ModelTable(
             config.models,
             self._supervisor.send,
@@ -155,8 +160,10 @@ class Server:
             instance=secrets.token_hex(8),
             clock=setting.clock,
             leases=self._leases,
+            roles=setting.roles,
         )
-        self._router.start(self._front)
+        for router in self._routers:
+            router.start(self._front)
 
     def _new_memory(self) -> HostMemory:
         has_manager = bool(self._setting.environ.get("NOTIFY_SOCKET"))
@@ -190,7 +197,8 @@ class Server:
 
     async def run(self) -> None:
         """Serve until `stop`."""
-        _log.info("offloadd %s serves %s", self._setting.version, self._setting.listener.endpoint)
+        for entrance in self._setting.entrances:
+            _log.info("offloadd %s serves %s", self._setting.version, entrance.listener.endpoint)
         self._notifier.status("Waiting for the worker to find its device")
         async with asyncio.TaskGroup() as tasks:
             supervision = tasks.create_task(self._supervisor.run(self._foreman))
@@ -204,7 +212,8 @@ class Server:
                 beat.cancel()
         await self._memory.close()
         self._journal.close()
-        self._router.close()
+        for router in self._routers:
+            router.close()
 
     def stop(self) -> None:
         """Begin to stop: no new work; what runs and what waits stays in the journal."""
@@ -222,6 +231,7 @@ class Server:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._front.part_from_banned()
             for client in self._leases.expired(self._clock()):
                 self._dispatcher.client_gone(client)
             self._dispatcher.tick()
@@ -283,7 +293,7 @@ class Server:
             version=self._setting.version,
             pid=os.getpid(),
             uptime_s=now_s - self._started_s,
-            endpoint=self._setting.listener.endpoint,
+            endpoint=self._setting.entrances[0].listener.endpoint,
             state=self.state,
             protocol_errors_total=self._front.protocol_errors_total,
             messages_dropped_total=self._sessions.dropped_total,
@@ -298,7 +308,7 @@ class Server:
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
             "jobs": stats.jobs(self._endings.totals, self._endings.results),
             "workers": stats.workers(self._supervisor),
-            "clients": stats.clients(self._sessions, peer.uid, sees_all, now_s),
+            "clients": stats.clients(self._sessions, peer.user, sees_all, now_s),
         }
 
 

@@ -1,7 +1,7 @@
 """Who is connected: each client's introduction, its connection, and what is on its way to it.
 
-A client is named by its user and the random session it chose, so that it is the same one after a
-reconnect; the latest connection that names it gets what is pushed.
+A client is named by its user (a uid or a key) and the random session it chose, so that it is the
+same one after a reconnect; the latest connection that names it gets what is pushed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, ProtocolMismatch
 from offload_protocol.messages import PROTOCOL_VERSION, Answer, Hello, Progress
 from offloadd.control.outbox import Outbox, Outcome, Waiting
+from offloadd.control.peers import Peer
 from offloadd.control.results import Result
-from offloadd.control.router import Buffer, Connection, Router, Sent
+from offloadd.control.router import Buffer, Connection, Sent
 
 MAX_SESSION_CHARS = 100
 MAX_PROGRAM_CHARS = 100
@@ -27,23 +28,22 @@ class Session:
 
     def __init__(self, connection: Connection, hello: Hello, connected_s: float) -> None:
         self.connection = connection
-        self.client = f"{connection.peer.uid}:{hello.session}"
+        self.client = f"{connection.peer.user}:{hello.session}"
         self.program = hello.program
         self.client_version = hello.client_version
         self.connected_s = connected_s
         self.outbox = Outbox()
 
     @property
-    def uid(self) -> int:
-        """The user at the other end."""
-        return self.connection.peer.uid
+    def user(self) -> str:
+        """Who is at the other end, as jobs are owned."""
+        return self.connection.peer.user
 
 
 class Sessions:
     """All introduced connections, and the way to them. `find_result` gives the end of a job."""
 
-    def __init__(self, router: Router, find_result: Callable[[str], Result | None]) -> None:
-        self._router = router
+    def __init__(self, find_result: Callable[[str], Result | None]) -> None:
         self._find_result = find_result
         self._by_connection: dict[Connection, Session] = {}
         self._by_client: dict[str, Session] = {}
@@ -100,12 +100,16 @@ class Sessions:
         del self._by_client[session.client]
         return session
 
+    def of_peers(self, are_meant: Callable[[Peer], bool]) -> list[Connection]:
+        """The introduced connections of some peers."""
+        return [connection for connection in self._by_connection if are_meant(connection.peer)]
+
     def answer(self, connection: Connection, message: Answer) -> None:
         """Send the answer to a request, now or when the client has read what came before."""
         body = codec.encode(message)
         session = self._by_connection.get(connection)
         if session is None:
-            self._router.send(connection, (body,))
+            connection.send((body,))
         elif not self._sends_now(session, (body,)):
             self._count(session.outbox.add_reply(body))
 
@@ -135,7 +139,7 @@ class Sessions:
                 self._blocked.discard(session)
 
     def _sends_now(self, session: Session, parts: tuple[Buffer, ...]) -> bool:
-        if not session.outbox and self._router.send(session.connection, parts) is not Sent.BLOCKED:
+        if not session.outbox and session.connection.send(parts) is not Sent.BLOCKED:
             return True
         self._blocked.add(session)
         return False
@@ -148,7 +152,7 @@ class Sessions:
             if result is None:
                 return True
             parts = (result.body, *result.frames)
-        return self._router.send(session.connection, parts) is not Sent.BLOCKED
+        return session.connection.send(parts) is not Sent.BLOCKED
 
     def _count(self, outcome: Outcome) -> None:
         if outcome is Outcome.DROPPED:

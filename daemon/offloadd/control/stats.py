@@ -122,17 +122,18 @@ def workers(supervisor: Supervisor) -> list[dict[str, Any]]:
     ]
 
 
-def clients(sessions: Iterable[Session], viewer_uid: int, sees_all: bool, now_s: float) -> Any:
+def clients(sessions: Iterable[Session], viewer: str, sees_all: bool, now_s: float) -> Any:
     """The key `clients`: the viewer's own, or all for an administrator."""
     return [
         {
             "program": session.program,
             "version": session.client_version,
-            "uid": session.uid,
-            "pid": session.connection.peer.pid,
+            "user": session.connection.peer.name,
+            "uid": getattr(session.connection.peer, "uid", None),
+            "pid": getattr(session.connection.peer, "pid", None),
             "connected_s": now_s - session.connected_s,
             "waiting_bytes": session.outbox.held_bytes,
         }
         for session in sessions
-        if sees_all or session.uid == viewer_uid
+        if sees_all or session.user == viewer
     ]

@@ -15,12 +15,12 @@ from offload_protocol.errors import StorageFailed
 
 Sync = Literal["normal", "full"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY,
-    uid INTEGER NOT NULL,
+    user TEXT NOT NULL,
     job TEXT NOT NULL,
     client TEXT NOT NULL,
     program TEXT NOT NULL,
@@ -38,9 +38,22 @@ CREATE TABLE jobs (
     body BLOB,
     result_lengths BLOB,
     result_frames BLOB,
-    UNIQUE (uid, job)
+    UNIQUE (user, job)
 ) STRICT;
 CREATE TABLE models (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;
+"""
+
+# Version 1 knew uids only. A column's type cannot be changed in place.
+_FROM_VERSION_1 = f"""
+ALTER TABLE jobs RENAME TO old_jobs;
+ALTER TABLE models RENAME TO old_models;
+{_SCHEMA}
+INSERT INTO jobs SELECT number, CAST(uid AS TEXT), job, client, program, request, digest,
+    size_bytes, seed, submitted_at, strikes, request_lengths, request_frames, state, taken,
+    ended_at, body, result_lengths, result_frames FROM old_jobs;
+INSERT INTO models SELECT * FROM old_models;
+DROP TABLE old_jobs;
+DROP TABLE old_models;
 """
 
 
@@ -103,13 +116,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, sync: Sync) -> None:
     # Takes the lock now, and not at the first job.
     connection.execute("BEGIN EXCLUSIVE")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == 0:
+    script = {0: _SCHEMA, 1: _FROM_VERSION_1}.get(version)
+    if script is not None:
         # A script would end the transaction by itself before it begins.
-        for statement in _SCHEMA.split(";"):
+        for statement in script.split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
-    if version not in (0, SCHEMA_VERSION):
+    if script is None and version != SCHEMA_VERSION:
         raise StorageFailed(
             f"the journal {path} has version {version}, and this daemon writes {SCHEMA_VERSION}",
             hint="start the daemon that wrote it, or move it away: its jobs are then forgotten",

@@ -33,7 +33,7 @@ DATABASE = "journal.db"
 FRAMES = "frames"
 
 _ACCEPT = (
-    "INSERT INTO jobs (number, uid, job, client, program, request, digest, size_bytes, seed,"
+    "INSERT INTO jobs (number, user, job, client, program, request, digest, size_bytes, seed,"
     " submitted_at, request_lengths, request_frames) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _STRIKE = "UPDATE jobs SET strikes = ? WHERE number = ?"
@@ -57,7 +57,7 @@ _HOST = "INSERT OR REPLACE INTO models (name, spec) VALUES (?, ?)"
 _FORGET_MODEL = "DELETE FROM models WHERE name = ?"
 _NO_LENGTHS = pack_lengths(())
 _READ = (
-    "SELECT number, uid, job, client, program, request, digest, size_bytes, seed, submitted_at,"
+    "SELECT number, user, job, client, program, request, digest, size_bytes, seed, submitted_at,"
     " strikes, request_lengths, request_frames, state, ended_at, body, result_lengths,"
     " result_frames FROM jobs ORDER BY number"
 )
@@ -68,7 +68,7 @@ class Accepted:
     """A job as it was accepted; `submitted_at` is in seconds since the epoch."""
 
     number: int
-    uid: int
+    user: str
     client: str
     program: str
     request: Submit
@@ -160,7 +160,7 @@ class Journal:
         lengths = lengths_of(frames)
         inline, file = self._place(job.number, "request", frames, lengths)
         row = (
-            *(job.number, job.uid, job.request.job, job.client, job.program),
+            *(job.number, job.user, job.request.job, job.client, job.program),
             *(codec.encode(job.request), job.digest, job.size_bytes, job.seed, job.submitted_at),
             *(pack_lengths(lengths), inline),
         )
