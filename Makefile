@@ -23,6 +23,8 @@ WANTED := '--extra-index-url $(CPU_INDEX)' '$(CPU_TORCH)'
 KEEPS_CHOICE := grep -qs '^\# chosen'
 endif
 EXTRAS := daemon,dev
+# How many test processes run side by side; 0 for one process, in which a debugger works.
+SIDE_BY_SIDE ?= logical
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,8 +55,8 @@ lint: $(INSTALLED) ## Lint, format check, strict types, import layers
 	$(BIN)/mypy
 
 pytest: $(INSTALLED) ## The tests alone; make pytest ARGS='-k wheel' for some of them
-	@# One thread: the tests' models are too small for more, and their daemons want the cores too.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@# One thread each: the tests' models are too small for more, and their daemons want the cores too.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile $(ARGS)
 
 format: $(INSTALLED) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .

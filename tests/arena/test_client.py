@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arena.conftest import Mapped
 from store.checkpoints import arrays, assert_holds, layout_of, open_descriptors, write_file
 
 from offload_protocol.errors import Cancelled, ModelLoadFailed, StorageFailed
@@ -84,7 +85,7 @@ def test_a_second_opening_reads_nothing_and_needs_no_files(
 
 
 def test_closing_returns_memory_at_once_or_with_the_last_view(
-    client: ArenaClient, index: CheckpointIndex
+    client: ArenaClient, index: CheckpointIndex, mapped: Mapped
 ) -> None:
     gc.collect()
     before = open_descriptors()
@@ -96,9 +97,9 @@ def test_closing_returns_memory_at_once_or_with_the_last_view(
     source.close()
     # Somebody still computes on it.
     assert part.sum() >= 0
-    assert mapped_memfds()
+    assert mapped()
     del part
-    wait_for_nothing_mapped()
+    wait_for_nothing(mapped)
     assert open_descriptors() == before
     with pytest.raises(StorageFailed, match="after they were closed"):
         source.host_view()
@@ -128,7 +129,9 @@ def test_weights_cannot_be_written_to(client: ArenaClient, index: CheckpointInde
     source.close()
 
 
-def test_a_cancelled_opening_leaves_nothing(client: ArenaClient, index: CheckpointIndex) -> None:
+def test_a_cancelled_opening_leaves_nothing(
+    client: ArenaClient, index: CheckpointIndex, mapped: Mapped
+) -> None:
     def stop(done: int, total: int) -> None:
         if done:
             raise Cancelled("enough")
@@ -136,18 +139,18 @@ def test_a_cancelled_opening_leaves_nothing(client: ArenaClient, index: Checkpoi
     before = open_descriptors()
     with pytest.raises(Cancelled):
         client.open(index, layout_of(index), on_bytes=stop)
-    assert not mapped_memfds()
+    assert not mapped()
     assert open_descriptors() == before
 
 
 def test_a_file_that_was_replaced_fails_the_opening_and_leaves_nothing(
-    client: ArenaClient, index: CheckpointIndex
+    client: ArenaClient, index: CheckpointIndex, mapped: Mapped
 ) -> None:
     path = index.files[0].path
     write_file(path, arrays(SIZES, seed=1))
     with pytest.raises(StorageFailed, match="no longer the file"):
         client.open(index, layout_of(index))
-    assert not mapped_memfds()
+    assert not mapped()
 
 
 def test_a_layout_of_another_checkpoint_is_refused(
@@ -191,13 +194,8 @@ def test_pieces_are_whole_pages_and_no_larger_than_needed(size: int, pieces: lis
     assert piece_sizes(size, 4 * PAGE) == expected
 
 
-def mapped_memfds() -> list[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line for line in lines if "memfd:offloadd" in line]
-
-
-def wait_for_nothing_mapped() -> None:
+def wait_for_nothing(mapped: Mapped) -> None:
     deadline = time.monotonic() + 10
-    while mapped_memfds():
+    while mapped():
         assert time.monotonic() < deadline
         time.sleep(0.01)
