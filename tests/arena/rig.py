@@ -22,6 +22,11 @@ from offloadd.store.reader import DiskReader
 
 PIECE_BYTES = 64 * 1024
 SCRIPT = Path(__file__).parent / "arena_worker.py"
+TESTS = SCRIPT.parents[1]
+
+
+def _search_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 class LocalWorker:
@@ -82,21 +87,21 @@ class Rig:
         self.listeners: dict[int, asyncio.Task[None]] = {}
         self.locals: list[LocalWorker] = []
         self.memory = HostMemory(
-            lambda message, descriptors: self.ends[0].send(message, (), descriptors),
+            lambda worker, message, descriptors: self.ends[worker].send(message, (), descriptors),
             lambda held_bytes: self.budget_bytes,
             lambda: self.pinned_models,
             lambda: self.now_s,
             Inheritance(store),
         )
 
-    async def local(self, *, pin: Pin | None = None) -> LocalWorker:
+    async def local(self, number: int = 0, *, pin: Pin | None = None) -> LocalWorker:
         ours, theirs = socket.socketpair()
-        await self._listen(ours)
+        await self._listen(number, ours)
         worker = LocalWorker(DiskReader(threads=2, chunk_bytes=1 << 20), theirs, pin)
         self.locals.append(worker)
         return worker
 
-    async def process(self) -> ProcessWorker:
+    async def process(self, number: int = 0) -> ProcessWorker:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -104,16 +109,16 @@ class Rig:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *_search_path()])},
             )
-        await self._listen(ours)
+        await self._listen(number, ours)
         return ProcessWorker(process)
 
-    async def lost(self) -> None:
-        """The worker's process has ended; as the supervisor does, say so after its channel."""
-        await self.listeners.pop(0)
-        self.ends.pop(0).close()
-        self.memory.worker_lost()
+    async def lost(self, number: int = 0) -> None:
+        """A worker's process has ended; as the supervisor does, say so after its channel."""
+        await self.listeners.pop(number)
+        self.ends.pop(number).close()
+        self.memory.worker_lost(number)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -123,12 +128,15 @@ class Rig:
     def figure(self, name: str) -> int:
         return self.memory.figures()[name]
 
-    async def _listen(self, channel: socket.socket) -> None:
-        self.ends[0] = ControlEnd(channel)
-        self.listeners[0] = asyncio.create_task(self._take_news(self.ends[0]))
+    async def _listen(self, number: int, channel: socket.socket) -> None:
+        self.ends[number] = ControlEnd(channel)
+        self.listeners[number] = asyncio.create_task(self._take_news(number))
 
-    async def _take_news(self, end: ControlEnd) -> None:
-        await end.listen(lambda news, _: self.memory.on_news(news))  # type: ignore[arg-type]
+    async def _take_news(self, number: int) -> None:
+        def take(news: object, _: object) -> None:
+            self.memory.on_news(news, number)  # type: ignore[arg-type]
+
+        await self.ends[number].listen(take)
 
 
 @asynccontextmanager

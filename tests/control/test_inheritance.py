@@ -42,7 +42,7 @@ class Daemon:
         )
         owners: dict[str, set[int]] = {"m/unet": {0}}
         self.extents[key] = ExtentRecord(
-            key, (SIZE, SIZE), [number, None], 1.0, "place", b"about", owners
+            key, (SIZE, SIZE), [number, None], 1.0, {"place": b"index"}, owners
         )
         self.inheritance.keep(number, descriptor)
         self.inheritance.note(self.extents, self.segments)
@@ -67,7 +67,7 @@ def test_segments_come_back_with_what_they_are(manager: Manager) -> None:
     second = Daemon(manager)
     (extent,) = second.left.extents
     assert (extent.key, extent.sizes, extent.numbers) == ("key", (SIZE, SIZE), [7, None])
-    assert (extent.place, extent.about) == ("place", b"about")
+    assert extent.indexes == {"place": b"index"}
     assert extent.owners == {"m/unet": set()}
     (segment,) = second.left.segments
     assert (segment.number, segment.size_bytes, segment.checksum) == (7, SIZE, b"sumweights")

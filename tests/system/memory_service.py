@@ -56,7 +56,7 @@ async def serve() -> None:
     ours, theirs = socket.socketpair()
     end = ControlEnd(ours)
     memory = HostMemory(
-        lambda message, descriptors: end.send(message, (), descriptors),
+        lambda _, message, descriptors: end.send(message, (), descriptors),
         lambda held_bytes: 1 << 30,
         frozenset,
         time.monotonic,

@@ -15,15 +15,14 @@ class OpenExtent(FromWorker, frozen=True):
     """Asks for an extent's segments; answered with one or more `ExtentOpened`.
 
     `key` says what the bytes are, `sizes` the pieces' bytes (whole pages), `owner` is
-    `MODEL/COMPONENT`. `about` is kept beside the extent for `Recall`.
+    `MODEL/COMPONENT`. `indexes` are kept beside the extent for `Recall`, by their places.
     """
 
     request: int
     key: str
     sizes: list[int]
     owner: str
-    place: str = ""
-    about: bytes = b""
+    indexes: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,24 +134,32 @@ class CloseExtent(FromWorker, frozen=True):
 
 
 class Recall(FromWorker, frozen=True):
-    """Asks what was said about the extents of a place; answered with `Recalled`."""
+    """Asks for the index that is kept for a place; answered with `Recalled`."""
 
     request: int
     place: str
 
 
 class Recalled(ToWorker, frozen=True):
-    """What `OpenExtent.about` said last for that place; empty if nothing is held."""
+    """What `OpenExtent.indexes` had for that place; empty if nothing is held."""
 
     request: int
-    about: bytes = b""
+    index: bytes = b""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """Bytes read from disk, and for how many seconds any reading was under way."""
+
+    size_bytes: int = 0
+    busy_s: float = 0.0
 
 
 class StoreReport(FromWorker, frozen=True):
-    """Totals since the worker began."""
+    """Totals since the worker began; `read` has them for each owner that is open now."""
 
     disk_read_bytes: int
     refused_pin_bytes: int = 0
+    read: dict[str, Reading] = msgspec.field(default_factory=dict)
 
 
 ArenaOrder = ExtentOpened | SegmentAccepted | CompareSegment | ReleaseSegments | Recalled

@@ -20,11 +20,11 @@ def coldest(
     segments: Mapping[int, SegmentRecord],
     extents: Mapping[str, ExtentRecord],
     waited_for: Collection[str],
-    pinned_models: Collection[str],
+    staying: Collection[str],
 ) -> list[SegmentRecord]:
     """The segments that may be evicted, coldest first.
 
-    Not those of a pinned model, of an extent that somebody waits for, or that are in use.
+    Not those of a model that stays, of an extent that somebody waits for, or that are in use.
     """
 
     def may_go(segment: SegmentRecord) -> bool:
@@ -34,7 +34,7 @@ def coldest(
             and not segment.is_kept
             and bool(keys)
             and keys.isdisjoint(waited_for)
-            and all(extents[key].models().isdisjoint(pinned_models) for key in keys)
+            and all(extents[key].models().isdisjoint(staying) for key in keys)
         )
 
     def warmth(segment: SegmentRecord) -> tuple[Any, ...]:

@@ -56,8 +56,8 @@ class ExtentRecord:
     sizes: tuple[int, ...]
     numbers: list[int | None]
     used_s: float
-    place: str = ""
-    about: bytes = b""
+    indexes: dict[str, bytes] = field(default_factory=dict)
+    """What `Recall` is answered with, by place."""
     owners: dict[str, set[WorkerId]] = field(default_factory=dict)
     """`MODEL/COMPONENT`, and the workers that have it open; none while its worker is away."""
 
@@ -98,5 +98,6 @@ def held(extents: Iterable[ExtentRecord], segments: dict[int, SegmentRecord]) ->
         host_bytes = sum(segment.size_bytes for segment in present)
         pinned_bytes = sum(segment.size_bytes for segment in present if segment.pinners)
         for owner in extent.owners:
-            found[owner] = Held(host_bytes, pinned_bytes)
+            before = found.get(owner, Held(0, 0))
+            found[owner] = Held(before.host_bytes + host_bytes, before.pinned_bytes + pinned_bytes)
     return found

@@ -51,8 +51,7 @@ class _Extent(msgspec.Struct, frozen=True):
     key: str
     sizes: list[int]
     numbers: list[int | None]
-    place: str
-    about: bytes
+    indexes: dict[str, bytes]
     owners: list[str]
 
 
@@ -182,8 +181,7 @@ def _describe(
                 one.key,
                 list(one.sizes),
                 [number if number in checksums else None for number in one.numbers],
-                one.place,
-                one.about,
+                one.indexes,
                 sorted(one.owners),
             )
             for one in extents.values()
@@ -204,9 +202,7 @@ def _match(index: _Index, given: Mapping[int, int]) -> Left:
         if all(number is None for number in numbers):
             continue
         owners: dict[str, set[int]] = {owner: set() for owner in told.owners}
-        extent = ExtentRecord(
-            told.key, tuple(told.sizes), numbers, 0.0, told.place, told.about, owners
-        )
+        extent = ExtentRecord(told.key, tuple(told.sizes), numbers, 0.0, told.indexes, owners)
         left.extents.append(extent)
     for extent in left.extents:
         for piece, number in enumerate(extent.numbers):

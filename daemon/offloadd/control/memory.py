@@ -38,7 +38,8 @@ from offloadd.control.inheritance import Inheritance
 
 MEASURE_EVERY_S = 2.0
 
-Send = Callable[[ToWorker, Sequence[int]], None]
+Send = Callable[[WorkerId, ToWorker, Sequence[int]], None]
+"""Hands a message with descriptors to one of the workers."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,13 +68,13 @@ class HostMemory:
         self._freeing: set[asyncio.Task[None]] = set()
         self._when_free: list[Callable[[], None]] = []
         self._read_before_bytes = 0
-        self._report = StoreReport(disk_read_bytes=0)
+        self._reports: dict[WorkerId, StoreReport] = {}
         left = inheritance.take_over()
         self._descriptors.update(left.descriptors)
         self.catalogue = Catalogue()
-        self.catalogue.restore(left.extents, left.segments)
+        self.catalogue.table.restore(left.extents, left.segments)
         self._measured_s = clock()
-        self.catalogue.budget_bytes = self._budget_bytes()
+        self._do(self.catalogue.set_budget(self._budget_bytes(), clock()))
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -82,14 +83,14 @@ class HostMemory:
         if isinstance(news, OpenExtent):
             self._measure_again()
         if isinstance(news, StoreReport):
-            self._report = news
+            self._reports[worker] = news
         else:
             self._do(self._decide(worker, news))
 
     def worker_lost(self, worker: WorkerId = 0) -> None:
         """A worker's process has ended."""
-        self._read_before_bytes += self._report.disk_read_bytes
-        self._report = StoreReport(disk_read_bytes=0)
+        if (report := self._reports.pop(worker, None)) is not None:
+            self._read_before_bytes += report.disk_read_bytes
         self._look_at_pins()
         self._do(self.catalogue.worker_lost(worker, self._clock()))
 
@@ -123,8 +124,9 @@ class HostMemory:
             "host_budget_bytes": catalogue.budget_bytes,
             "host_used_bytes": catalogue.used_bytes,
             "pinned_bytes": catalogue.pinned_bytes,
-            "unpinnable_bytes": self._report.refused_pin_bytes,
-            "disk_read_bytes_total": self._read_before_bytes + self._report.disk_read_bytes,
+            "unpinnable_bytes": sum(one.refused_pin_bytes for one in self._reports.values()),
+            "disk_read_bytes_total": self._read_before_bytes
+            + sum(one.disk_read_bytes for one in self._reports.values()),
             "deduplicated_bytes": deduplicated_bytes(
                 catalogue.extents.values(), catalogue.segments
             ),
@@ -197,7 +199,7 @@ class HostMemory:
             there = [one for one in message.segments if one.number not in lost]
             message = msgspec.structs.replace(message, segments=there)
         attached = [self._descriptors[one] for one in effect.numbers if one not in lost]
-        self._send(message, attached)
+        self._send(effect.worker, message, attached)
         for number in lost:
             # The system had no memory or no descriptor left: that piece rests on disk.
             self._do(self.catalogue.damaged(effect.worker, number, self._clock()))

@@ -170,7 +170,7 @@ class Server:
         stored = StoredDescriptors(self._setting.environ, self._notifier) if has_manager else None
         setting = self._config.store.host_budget
         return HostMemory(
-            lambda message, descriptors: self._supervisor.send(message, (), descriptors),
+            lambda _, message, descriptors: self._supervisor.send(message, (), descriptors),
             lambda held_bytes: budget_bytes(measure(), held_bytes, setting),
             lambda: self._models.pinned,
             self._clock,

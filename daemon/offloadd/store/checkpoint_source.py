@@ -15,6 +15,7 @@ from offload_protocol.errors import StorageFailed
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout
 from offloadd.store.open_file import OpenFile, ReadCall
+from offloadd.store.read_meter import ReadMeter
 from offloadd.store.read_plan import ExtentMap
 from offloadd.store.reader import DiskReader
 
@@ -29,12 +30,14 @@ class CheckpointSource:
         reader: DiskReader,
         *,
         names: Mapping[str, str] | None = None,
+        meter: ReadMeter | None = None,
         direct: bool = True,
         read_call: ReadCall = os.preadv,
     ) -> None:
         """Open every file that the layout needs.
 
-        `names` gives the checkpoint's name of a tensor where it differs from the layout's;
+        `names` gives the checkpoint's name of a tensor where it differs from the layout's; `meter`
+        counts what is read;
         `direct=False` reads through the page cache. Raises `ModelLoadFailed` when a tensor is
         missing or has another shape or dtype, `StorageFailed` when a file is no longer the one
         that was indexed.
@@ -43,6 +46,7 @@ class CheckpointSource:
         self._map = ExtentMap(layout, index, names)
         self._reader = reader
         self._location = index.location
+        self._meter = meter
         self._files: tuple[OpenFile, ...] | None = tuple(
             OpenFile(file, direct=direct, read_call=read_call) for file in index.files
         )
@@ -79,7 +83,10 @@ class CheckpointSource:
             )
             return refused
         segments = self._map.segments(start_bytes, stop_bytes)
-        return self._reader.read(self._files, segments, into, urgent=urgent)
+        read = self._reader.read(self._files, segments, into, urgent=urgent)
+        if self._meter is not None:
+            self._meter.count(read)
+        return read
 
     def close(self) -> None:
         """Let go of the files; reads under way finish first, each on the file it began with."""

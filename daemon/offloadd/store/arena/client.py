@@ -2,20 +2,18 @@
 
 Memory belongs to the control plane; what was read once is there for the next opening, in this
 process or in the one after it, and is checked before it is used again. Whatever has no room in the
-host budget rests on disk.
+host budget rests on disk, and comes back by `ArenaSource.gather` when there is room.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -24,14 +22,11 @@ from offloadd.channel.arena import (
     CloseExtent,
     ExtentOpened,
     ExtentUsed,
-    OpenExtent,
     Recall,
     Recalled,
-    Segment,
-    SegmentDamaged,
-    SegmentFilled,
+    StoreReport,
 )
-from offloadd.store.arena.filling import OnBytes, Progress, fill, find_damaged
+from offloadd.store.arena.filling import OnBytes, Progress
 from offloadd.store.arena.holdings import Extent, Holdings, Send
 from offloadd.store.arena.keeper import Keeper, Pin
 from offloadd.store.arena.key import (
@@ -42,15 +37,12 @@ from offloadd.store.arena.key import (
     place_of,
     unpack_index,
 )
-from offloadd.store.arena.source import ArenaSource, LateFiles
+from offloadd.store.arena.opening import Opener
+from offloadd.store.arena.source import ArenaSource, LateFiles, Wish
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout
+from offloadd.store.read_meter import ReadMeter
 from offloadd.store.reader import DiskReader
-
-LOOK_EVERY_S = 0.2
-"""How often an opening that waits for memory asks whether it is to stop."""
-
-_Granted = tuple[Segment, int]
 
 
 class ArenaClient:
@@ -71,13 +63,10 @@ class ArenaClient:
         self._send = send
         self._piece_bytes = piece_bytes
         self._holdings = Holdings(send)
-        self._keeper = Keeper(self._holdings, lambda: reader.read_bytes_total)
-        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "arena-check")
-        self._lock = threading.Lock()
+        self._meters: WeakValueDictionary[str, ReadMeter] = WeakValueDictionary()
+        self._keeper = Keeper(self._holdings, self._read)
+        self._opener = Opener(self._holdings, self._keeper)
         self._key_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._requests = 0
-        self._answers: dict[int, Future[Any]] = {}
-        self._granted: defaultdict[int, list[_Granted]] = defaultdict(list)
 
     @classmethod
     def alone(cls, reader: DiskReader, **options: Any) -> ArenaClient:
@@ -96,6 +85,18 @@ class ArenaClient:
         """
         self._keeper.pin = pin
 
+    def tell_wanted(self, on_wanted: Callable[[frozenset[str]], None]) -> None:
+        """From now on, tell whose memory is wanted elsewhere while views of it are held.
+
+        `on_wanted` gets owners (`MODEL/COMPONENT`) in a thread that must not be held up. Memory
+        goes as soon as its views have gone; where these stay, `refuse` says so.
+        """
+        self._keeper.on_wanted = on_wanted
+
+    def refuse(self, owners: Collection[str]) -> None:
+        """These owners keep their memory for now, whoever wants it."""
+        self._keeper.refuse(owners)
+
     def open(
         self,
         index: CheckpointIndex,
@@ -103,62 +104,63 @@ class ArenaClient:
         *,
         owner: str = "",
         names: Mapping[str, str] | None = None,
+        origin: tuple[Path, CheckpointIndex] | None = None,
         on_bytes: OnBytes = lambda done, total: None,
     ) -> ArenaSource:
         """The weights of one component, in memory as far as there is room; close it when done.
 
         `layout` says what the bytes are to be, dtypes included; they must be those of the files.
         `owner` is `MODEL/COMPONENT`, for the accounts; `names` gives the checkpoint's name of a
-        tensor where it differs from the layout's. Files are opened only when bytes of them are
+        tensor where it differs from the layout's. `origin` is another place with the index of what
+        the bytes were made from, to be recalled too. Files are opened only when bytes of them are
         needed. Raises `ModelLoadFailed` where the files do not fit the layout, `StorageFailed`,
         `OutOfMemory`, and whatever `on_bytes` raises; then nothing is kept of what was not whole.
         """
         key = extent_key(index, layout, names)
-        files = LateFiles(index, layout, self._reader, names)
+        indexes = {place_of(index.location, index.variant): pack_index(index)}
+        if origin is not None:
+            directory, first = origin
+            indexes[place_of(directory, first.variant)] = pack_index(first)
+        files = LateFiles(index, layout, self._reader, names, self.meter(owner))
+        wish = Wish(owner, files, indexes)
         with self._key_locks[key], self._opening(key, layout, owner) as extent:
-            progress = Progress(layout.size_bytes, on_bytes)
-            about = (place_of(index.location, index.variant), pack_index(index))
-            while self._fetch(extent, owner, about, files, progress):
-                progress.done_bytes = 0
-        return ArenaSource(layout, extent, files, self, owner)
+            self._opener.fetch(extent, wish, Progress(layout.size_bytes, on_bytes))
+        return ArenaSource(layout, extent, wish, self)
+
+    def meter(self, owner: str) -> ReadMeter:
+        """Counts what is read from disk for an owner; reported as long as somebody holds it."""
+        with self._holdings.lock:
+            meter = self._meters.get(owner)
+            if meter is None:
+                meter = self._meters[owner] = ReadMeter(self._keeper.report_later)
+            return meter
 
     def recall(self, location: Path, variant: str | None = None) -> CheckpointIndex | None:
         """The index of weights that are in memory, by what was indexed; its files may be gone."""
-        request, answer = self._new_request()
+        request, answer = self._opener.requests.new()
         self._send(Recall(request=request, place=place_of(location, variant)))
-        about = answer.result()
+        index = answer.result()
         try:
-            return unpack_index(about) if about else None
+            return unpack_index(index) if index else None
         except msgspec.DecodeError:
             return None
 
     def handle(self, order: ArenaOrder, descriptors: Sequence[int]) -> None:
         """Take what the control plane says; never blocks. The descriptors are the arena's now."""
         match order:
-            case ExtentOpened(request=request, segments=segments):
-                with self._lock:
-                    self._granted[request] += zip(segments, descriptors, strict=True)
-                    if order.more:
-                        return
-                    granted = self._granted.pop(request)
-                    answer = self._answers.pop(request, None)
-                for segment, _ in granted:
+            case ExtentOpened(segments=segments):
+                for segment in segments:
                     self._holdings.received(segment.number)
-                if answer is not None:
-                    answer.set_result(granted)
-                else:
-                    self._return(granted)
-            case Recalled(request=request, about=about):
-                with self._lock:
-                    answer = self._answers.pop(request)
-                answer.set_result(about)
+                self._opener.requests.opened(order, descriptors)
+            case Recalled():
+                self._opener.requests.recalled(order)
             case _:
                 self._keeper.ask(order, descriptors)
 
     def close(self) -> None:
         """End the threads; sources must have been closed. The reader is not closed."""
         self._keeper.stop()
-        self._pool.shutdown()
+        self._opener.close()
 
     # --- for sources ----------------------------------------------------------------------------
 
@@ -170,9 +172,11 @@ class ArenaClient:
         """Say that an extent is in use now."""
         self._send(ExtentUsed(key=extent.key))
 
-    def was_read(self) -> None:
-        """Say that bytes were read from disk."""
-        self._keeper.report_later()
+    def gather(self, extent: Extent, wish: Wish, on_bytes: OnBytes) -> None:
+        """Bring back what of an open extent is not in memory, as far as there is room now."""
+        total_bytes = sum(extent.sizes)
+        with self._key_locks[extent.key], self._whole_or_not_there(extent):
+            self._opener.fetch(extent, wish, Progress(total_bytes, on_bytes))
 
     def let_go(self, extent: Extent, owner: str) -> None:
         """An owner's source was closed; memory that nobody uses is given back before it returns."""
@@ -192,115 +196,27 @@ class ArenaClient:
             extent.owners[owner] += 1
         is_open = False
         try:
-            with self._holdings.using(extent):
+            with self._whole_or_not_there(extent):
                 yield extent
             is_open = True
         finally:
             if not is_open:
-                # What is half there must not be taken for weights, by nobody.
-                self._holdings.vacate(extent, sorted(extent.unproven))
                 self._disown(extent, owner)
 
-    def _fetch(
-        self,
-        extent: Extent,
-        owner: str,
-        about: tuple[str, bytes],
-        files: LateFiles,
-        progress: Progress,
-    ) -> bool:
-        """Get an extent's segments and their bytes; True if some were damaged, to be asked anew."""
-        request, answer = self._new_request()
-        place, index = about
-        sizes = list(extent.sizes)
-        self._send(
-            OpenExtent(
-                request=request,
-                key=extent.key,
-                sizes=sizes,
-                owner=owner,
-                place=place,
-                about=index,
-            )
-        )
-        fresh = self._install(extent, self._wait(request, answer, progress))
-        damaged = find_damaged(extent, self._unknown(fresh), self._pool, progress)
-        found = [one.piece for one in fresh if one.checksum is not None]
-        self._holdings.prove(extent, [piece for piece in found if piece not in damaged])
-        if damaged:
-            self._reject(extent, damaged)
-            return True
-        empty = {one.piece: one.number for one in fresh if one.checksum is None}
-
-        def filled(piece: int, checksum: bytes) -> None:
-            self._holdings.prove(extent, [piece])
-            self._send(SegmentFilled(number=empty[piece], checksum=checksum))
-
-        if empty:
-            fill(extent, sorted(empty), files.get(), filled, progress)
-            self.was_read()
-        self._keeper.pin_later(extent, found)
-        return False
-
-    def _wait(self, request: int, answer: Future[Any], progress: Progress) -> list[_Granted]:
-        is_done = False
+    @contextmanager
+    def _whole_or_not_there(self, extent: Extent) -> Iterator[None]:
         try:
-            while True:
-                try:
-                    granted: list[_Granted] = answer.result(LOOK_EVERY_S)
-                    is_done = True
-                    return granted
-                except NotYet:
-                    progress.look()
+            with self._holdings.using(extent):
+                yield
         finally:
-            if not is_done:
-                self._abandon(request, answer)
+            # What is half there must not be taken for weights, by nobody.
+            if extent.unproven:
+                self._holdings.vacate(extent, sorted(extent.unproven))
 
-    def _abandon(self, request: int, answer: Future[Any]) -> None:
-        with self._lock:
-            is_pending = self._answers.pop(request, None) is not None
-        if not is_pending:
-            self._return(answer.result())
-
-    def _install(self, extent: Extent, granted: list[_Granted]) -> list[Segment]:
-        """Map segments where nothing is mapped yet; gives those.
-
-        What is mapped already stays: it may be a segment's twin, which the answer did not know of.
-        """
-        fresh: list[Segment] = []
-        with self._holdings.mapping_lock, self._holdings.lock:
-            for segment, descriptor in granted:
-                if extent.numbers[segment.piece] is None:
-                    self._map(extent, segment, descriptor)
-                    fresh.append(segment)
-        self._return(granted)
-        return fresh
-
-    def _map(self, extent: Extent, segment: Segment, descriptor: int) -> None:
-        piece = segment.piece
-        # Drivers page-lock only what may be written to; it is made read-only after that.
-        writable = segment.checksum is None or self._keeper.pins
-        extent.memory.place(
-            extent.offsets[piece], extent.sizes[piece], descriptor, writable=writable
-        )
-        extent.numbers[piece] = segment.number
-        extent.unproven.add(piece)
-
-    def _unknown(self, fresh: list[Segment]) -> list[tuple[int, bytes]]:
-        """The pieces, with their checksums, whose bytes this process has not seen to be right."""
+    def _read(self) -> StoreReport:
         with self._holdings.lock:
-            return [
-                (one.piece, one.checksum)
-                for one in fresh
-                if one.checksum is not None and one.number not in self._holdings.verified
-            ]
-
-    def _reject(self, extent: Extent, damaged: list[int]) -> None:
-        for piece in damaged:
-            number = extent.numbers[piece]
-            assert number is not None
-            self._send(SegmentDamaged(number=number))
-        self._holdings.vacate(extent, damaged)
+            read = {owner: meter.reading() for owner, meter in self._meters.items()}
+        return StoreReport(disk_read_bytes=self._reader.read_bytes_total, read=read)
 
     def _disown(self, extent: Extent, owner: str) -> None:
         with self._holdings.lock:
@@ -311,16 +227,3 @@ class ArenaClient:
         self._holdings.settle(extent)
         if is_last:
             self._send(CloseExtent(key=extent.key, owner=owner))
-
-    def _return(self, granted: list[_Granted]) -> None:
-        """Close descriptors; segments that are mapped nowhere are given back."""
-        for _, descriptor in granted:
-            os.close(descriptor)
-        self._holdings.give_back(segment.number for segment, _ in granted)
-
-    def _new_request(self) -> tuple[int, Future[Any]]:
-        with self._lock:
-            self._requests += 1
-            answer: Future[Any] = Future()
-            self._answers[self._requests] = answer
-            return self._requests, answer

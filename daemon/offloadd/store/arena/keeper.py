@@ -12,8 +12,10 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.channel.arena import (
@@ -34,6 +36,9 @@ REPORT_EVERY_S = 1.0
 
 Pin = Callable[[memoryview], Callable[[], None] | None]
 """As `Accelerator.pin`: page-locks memory in place and gives the call that undoes it, or None."""
+
+OnWanted = Callable[[frozenset[str]], None]
+"""Told the owners of memory that is wanted elsewhere and of which views are held."""
 
 KeeperOrder = SegmentAccepted | CompareSegment | ReleaseSegments
 
@@ -56,12 +61,15 @@ class _Stop:
 
 
 class Keeper:
-    """One thread; `disk_read_bytes` gives the total that the reports carry."""
+    """One thread; `read` gives the report of what was read."""
 
-    def __init__(self, holdings: Holdings, disk_read_bytes: Callable[[], int]) -> None:
+    def __init__(self, holdings: Holdings, read: Callable[[], StoreReport]) -> None:
         self.pin: Pin | None = None
+        self.on_wanted: OnWanted | None = None
         self._holdings = holdings
-        self._disk_read_bytes = disk_read_bytes
+        self._read = read
+        self._wanted: set[int] = set()
+        """Segments that go when the last view of their extents has gone."""
         self._tasks: queue.SimpleQueue[_Asked | _Settle | _Stop | None] = queue.SimpleQueue()
         self._to_pin: deque[tuple[Extent, int]] = deque()
         self._refused_bytes = 0
@@ -88,6 +96,18 @@ class Keeper:
         if self.pin is not None:
             self._to_pin.extend((extent, piece) for piece in pieces)
             self._tasks.put(None)
+
+    def refuse(self, owners: Collection[str]) -> None:
+        """What is wanted of these owners stays for now."""
+        with self._holdings.lock:
+            kept = [
+                number
+                for number in self._wanted
+                if any(one.owners.keys() & owners for one in self._holdings.with_number(number))
+            ]
+            self._wanted.difference_update(kept)
+        if kept:
+            self._holdings.send(SegmentsKept(numbers=kept))
 
     def report_later(self) -> None:
         """Figures have changed."""
@@ -118,10 +138,7 @@ class Keeper:
             case _Stop():
                 return False
             case _Settle(key=key):
-                with self._holdings.mapping_lock, self._holdings.lock:
-                    extent = self._holdings.extents.get(key)
-                    if extent is not None:
-                        self._holdings.settle(extent)
+                self._settle(key)
             case _Asked(order=order, descriptors=descriptors):
                 try:
                     self._work_on(order, descriptors)
@@ -143,9 +160,7 @@ class Keeper:
 
     def _report(self) -> None:
         self._has_news = False
-        report = StoreReport(
-            disk_read_bytes=self._disk_read_bytes(), refused_pin_bytes=self._refused_bytes
-        )
+        report = msgspec.structs.replace(self._read(), refused_pin_bytes=self._refused_bytes)
         if report != self._reported:
             self._reported = report
             self._holdings.send(report)
@@ -160,21 +175,44 @@ class Keeper:
                 self._holdings.received(twin)
                 self._compare(number, twin, descriptors[0])
 
+    def _settle(self, key: str) -> None:
+        """The last view of an extent has gone: give back what nobody needs or others want."""
+        holdings = self._holdings
+        with holdings.mapping_lock, holdings.lock:
+            extent = holdings.extents.get(key)
+            if extent is None:
+                return
+            holdings.settle(extent)
+            wanted = self._wanted.intersection(extent.numbers)
+            self._wanted -= wanted
+        if wanted:
+            self._release(sorted(wanted))
+
     def _release(self, numbers: Sequence[int]) -> None:
         holdings = self._holdings
         kept: list[int] = []
+        viewed: set[str] = set()
         with holdings.mapping_lock, holdings.lock:
             for number in numbers:
                 extents = holdings.with_number(number)
                 # One that is mapped nowhere is just being opened.
-                is_used = any(extent.is_used for extent in extents)
-                if is_used or (not extents and holdings.holds(number)):
+                is_busy = any(extent.users for extent in extents)
+                if is_busy or (not extents and holdings.holds(number)):
                     kept.append(number)
                     continue
-                for extent in extents:
-                    holdings.vacate(extent, extent.pieces_of(number))
+                owners = {name for one in extents if one.is_used for name in one.owners}
+                if owners and self.on_wanted is not None:
+                    self._wanted.add(number)
+                    viewed |= owners
+                elif any(extent.is_used for extent in extents):
+                    kept.append(number)
+                else:
+                    for extent in extents:
+                        holdings.vacate(extent, extent.pieces_of(number))
         if kept:
             holdings.send(SegmentsKept(numbers=kept))
+        if viewed and self.on_wanted is not None:
+            self.on_wanted(frozenset(viewed))
 
     # --- equal bytes ----------------------------------------------------------------------------
 

@@ -7,16 +7,19 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from offload_protocol.errors import StorageFailed
+from offloadd.store.arena.filling import OnBytes
 from offloadd.store.arena.holdings import Extent
 from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout
+from offloadd.store.read_meter import ReadMeter
 from offloadd.store.read_plan import ExtentRanges
 from offloadd.store.reader import DiskReader
 
@@ -30,8 +33,9 @@ class LateFiles:
         layout: Layout,
         reader: DiskReader,
         names: Mapping[str, str] | None,
+        meter: ReadMeter,
     ) -> None:
-        self._open = partial(CheckpointSource, index, layout, reader, names=names)
+        self._open = partial(CheckpointSource, index, layout, reader, names=names, meter=meter)
         self._lock = threading.Lock()
         self._source: CheckpointSource | None = None
 
@@ -50,12 +54,21 @@ class LateFiles:
                 self._source = None
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody wants in memory: whose it is, where it is read from, how it is recalled."""
+
+    owner: str
+    files: LateFiles
+    indexes: dict[str, bytes]
+
+
 class Arena(Protocol):
     """What a source tells its client."""
 
     def using(self, extent: Extent) -> AbstractContextManager[None]: ...
     def used(self, extent: Extent) -> None: ...
-    def was_read(self) -> None: ...
+    def gather(self, extent: Extent, wish: Wish, on_bytes: OnBytes) -> None: ...
     def let_go(self, extent: Extent, owner: str) -> None: ...
 
 
@@ -66,14 +79,11 @@ class ArenaSource:
     from memory what is there and from disk what is not.
     """
 
-    def __init__(
-        self, layout: Layout, extent: Extent, files: LateFiles, arena: Arena, owner: str
-    ) -> None:
+    def __init__(self, layout: Layout, extent: Extent, wish: Wish, arena: Arena) -> None:
         self._layout = layout
         self._extent = extent
-        self._files = files
+        self._wish = wish
         self._arena = arena
-        self._owner = owner
         self._ranges = ExtentRanges(layout)
         self._lock = threading.Lock()
         self._is_open = True
@@ -87,6 +97,23 @@ class ArenaSource:
         """How much of the extent is in memory now."""
         sizes = enumerate(self._extent.sizes)
         return sum(size for piece, size in sizes if self._extent.has(piece))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the extent is in memory now."""
+        return self._extent.is_whole
+
+    def touch(self) -> None:
+        """Say that the weights are in use now, so that others give way first."""
+        self._arena.used(self._extent)
+
+    def gather(self, on_bytes: OnBytes = lambda done, total: None) -> None:
+        """Bring back what is not in memory, as far as there is room; what is colder gives way.
+
+        Raises what `ArenaClient.open` raises; what is in memory then stays there.
+        """
+        with self._use():
+            self._arena.gather(self._extent, self._wish, on_bytes)
 
     @property
     def pin_borders(self) -> tuple[int, ...]:
@@ -105,7 +132,7 @@ class ArenaSource:
         with self._use():
             view = extent.memory.view(self._layout.size_bytes) if extent.is_whole else None
         if view is not None:
-            self._arena.used(extent)
+            self.touch()
         return view
 
     def release_view(self) -> None:
@@ -123,11 +150,9 @@ class ArenaSource:
             for _, low, high in parts:
                 self._copy(low, high, into[low - start_bytes : high - start_bytes], missing)
         reads = [
-            self._files.get().read(low, high, into[low - start_bytes : high - start_bytes])
+            self._wish.files.get().read(low, high, into[low - start_bytes : high - start_bytes])
             for low, high in missing
         ]
-        for read in reads:
-            read.add_done_callback(lambda _: self._arena.was_read())
         return _together(reads)
 
     def close(self) -> None:
@@ -135,8 +160,8 @@ class ArenaSource:
         with self._lock:
             was_open, self._is_open = self._is_open, False
         if was_open:
-            self._files.close()
-            self._arena.let_go(self._extent, self._owner)
+            self._wish.files.close()
+            self._arena.let_go(self._extent, self._wish.owner)
 
     def _missing(self, start_bytes: int, stop_bytes: int) -> list[tuple[int, int]]:
         """The parts of a range that are not in memory, each as long as possible."""
