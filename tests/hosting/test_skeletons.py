@@ -47,13 +47,16 @@ def load_module(files: ComponentFiles, dtype: torch.dtype) -> tuple[nn.Module, W
     """A component without its weights, and where these are."""
     part = build_part(files, dtype, supply())
     write_packs([part.order] if part.order else [], lambda: None)
-    return part.module, finish_part(part, supply())
+    weights, buffers = finish_part(part, supply(), lambda: None)
+    for source in buffers:
+        source.close()
+    return part.module, weights
 
 
 def whole(files: ComponentFiles, dtype: torch.dtype) -> nn.Module:
     """The component without its weights, and these put into it from where they are said to be."""
     module, weights = load_module(files, dtype)
-    source = supply().open("part", weights, lambda: None)
+    source = supply().open(files, weights, lambda: None)
     view = source.host_view()
     assert view is not None
     for name, slot in weights.layout.slots().items():
@@ -161,7 +164,7 @@ def test_the_pack_of_a_class_that_loads_by_itself_holds_what_it_loaded(tmp_path:
     order = supply().packs("part").order("load", files, unread, torch.bfloat16)
     write_packs([order], lambda: None)
     weights = packed_weights(order, unread)
-    source = supply().open("part", weights, lambda: None)
+    source = supply().open(files, weights, lambda: None)
     view = source.host_view()
     assert view is not None
     for name, slot in weights.layout.slots().items():

@@ -68,10 +68,11 @@ class ExtentRecord:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of one component in host memory, and how many of them are page-locked."""
+    """Bytes of one component in host memory; how many are page-locked, and used by others too."""
 
-    host_bytes: int
-    pinned_bytes: int
+    host_bytes: int = 0
+    pinned_bytes: int = 0
+    shared_bytes: int = 0
 
 
 def model_of(owner: str) -> str:
@@ -92,12 +93,24 @@ def deduplicated_bytes(extents: Iterable[ExtentRecord], segments: dict[int, Segm
 
 def held(extents: Iterable[ExtentRecord], segments: dict[int, SegmentRecord]) -> dict[str, Held]:
     """What each owner has in host memory; shared bytes count for each of them."""
+    known = {extent.key: extent for extent in extents}
     found: dict[str, Held] = {}
-    for extent in extents:
+    for extent in known.values():
         present = [segments[number] for number in extent.numbers if number is not None]
         host_bytes = sum(segment.size_bytes for segment in present)
         pinned_bytes = sum(segment.size_bytes for segment in present if segment.pinners)
         for owner in extent.owners:
-            before = found.get(owner, Held(0, 0))
-            found[owner] = Held(before.host_bytes + host_bytes, before.pinned_bytes + pinned_bytes)
+            shared_bytes = sum(
+                segment.size_bytes for segment in present if _others(segment, owner, known)
+            )
+            before = found.get(owner, Held())
+            found[owner] = Held(
+                before.host_bytes + host_bytes,
+                before.pinned_bytes + pinned_bytes,
+                before.shared_bytes + shared_bytes,
+            )
     return found
+
+
+def _others(segment: SegmentRecord, owner: str, extents: dict[str, ExtentRecord]) -> bool:
+    return any(other != owner for key, _ in segment.pieces for other in extents[key].owners)

@@ -19,6 +19,7 @@ from offloadd.channel.arena import (
     ExtentOpened,
     ExtentUsed,
     OpenExtent,
+    Reading,
     Recall,
     SegmentDamaged,
     SegmentDiffers,
@@ -136,6 +137,17 @@ class HostMemory:
     def held(self) -> dict[str, Held]:
         """What each component (`MODEL/COMPONENT`) has in host memory."""
         return held(self.catalogue.extents.values(), self.catalogue.segments)
+
+    def readings(self) -> dict[str, Reading]:
+        """What was read from disk for each component (`MODEL/COMPONENT`) since it was loaded."""
+        found: dict[str, Reading] = {}
+        for report in self._reports.values():
+            for owner, reading in report.read.items():
+                before = found.get(owner, Reading())
+                found[owner] = Reading(
+                    before.size_bytes + reading.size_bytes, before.busy_s + reading.busy_s
+                )
+        return found
 
     def real_bytes(self) -> int:
         """The memory that all segments' pages take, as the kernel counts it."""

@@ -304,7 +304,7 @@ class Server:
             "daemon": stats.daemon(facts),
             "devices": stats.devices(self._foreman.device),
             "store": stats.store(self._memory.figures(), infos, held),
-            "models": stats.models(infos, held),
+            "models": stats.models(infos, held, self._memory.readings()),
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
             "jobs": stats.jobs(self._endings.totals, self._endings.results),
             "workers": stats.workers(self._supervisor),

@@ -6,6 +6,7 @@ One engine, so that models whose plans do not fit together give way to each othe
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from offloadd.offload.casting import Casting
 from offloadd.offload.engine import Engine
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.checkpoint_source import CheckpointSource
+from offloadd.store.index import ComponentFiles
+from offloadd.store.index.pipeline import Recall
 from offloadd.store.reader import DiskReader
 
 RESERVE_SHARE = 0.25
@@ -40,9 +43,15 @@ class DeviceHost:
         cache: Path,
         arena: ArenaClient,
         reader: DiskReader,
+        beside_turns: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`cache` is where packs are written; reader and arena stay the caller's."""
+        """`cache` is where packs are written; reader and arena stay the caller's.
+
+        `beside_turns` makes a context in which the calling thread does without the device, so that
+        jobs go on while it reads.
+        """
         self.device = accelerator.device
+        self.beside_turns = beside_turns
         self.reader = reader
         self.arena = arena
         self._cache = cache
@@ -92,8 +101,8 @@ class Supplier:
     cache: Path
 
     @property
-    def reader(self) -> DiskReader:
-        return self.host.reader
+    def recall(self) -> Recall:
+        return self.host.arena.recall
 
     def packs(self, component: str) -> Packs:
         return Packs(self.on_disk.get(component) or self.cache)
@@ -101,17 +110,24 @@ class Supplier:
     def casting(self, component: str) -> Casting | None:
         return casting_of(self.plan[component])
 
-    def open(self, component: str, weights: Weights, watch: Callable[[], None]) -> Source:
+    def open(self, files: ComponentFiles, weights: Weights, watch: Callable[[], None]) -> Source:
         index, layout, names = weights.index, weights.layout, weights.names
-        if component in self.on_disk:
-            return CheckpointSource(index, layout, self.reader, names=names)
-        return self.host.arena.open(
+        owner, arena = f"{self.model}/{files.name}", self.host.arena
+        if files.name in self.on_disk:
+            meter = arena.meter(owner)
+            return CheckpointSource(index, layout, self.host.reader, names=names, meter=meter)
+        assert files.checkpoint is not None  # whoever opens its weights has looked
+        return arena.open(
             index,
             layout,
-            owner=f"{self.model}/{component}",
+            owner=owner,
             names=names,
+            origin=(files.directory, files.checkpoint),
             on_bytes=lambda done, total: watch(),
         )
+
+    def beside_turns(self) -> AbstractContextManager[None]:
+        return self.host.beside_turns()
 
 
 def accelerator_for(device: torch.device) -> Accelerator:

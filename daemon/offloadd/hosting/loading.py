@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -21,10 +21,16 @@ from offloadd.hosting.pack_order import PackOrder
 from offloadd.hosting.packs import Packs, packed_weights, write_packs
 from offloadd.hosting.plain_loading import UNFIT, load_plain, unfit
 from offloadd.hosting.skeletons import NotReproducible, build_skeleton
-from offloadd.hosting.weights import Weights, fill_buffers, match_weights, unmatched_weights
+from offloadd.hosting.weights import (
+    Weights,
+    fill_buffers,
+    match_weights,
+    stored_buffers,
+    unmatched_weights,
+)
 from offloadd.offload.casting import Casting
 from offloadd.store.index import ComponentFiles, PipelineFiles
-from offloadd.store.reader import DiskReader
+from offloadd.store.index.pipeline import Recall
 from offloadd.store.source import WeightSource
 
 _log = logging.getLogger(__name__)
@@ -43,27 +49,41 @@ class Supply(Protocol):
     """Where loading gets weights from."""
 
     @property
-    def reader(self) -> DiskReader: ...
+    def recall(self) -> Recall:
+        """Asks for what is known of weights in memory, whose files may be gone."""
+        ...
 
     def packs(self, component: str) -> Packs: ...
 
     def casting(self, component: str) -> Casting | None: ...
 
-    def open(self, component: str, weights: Weights, watch: Callable[[], None]) -> Source: ...
+    def open(self, files: ComponentFiles, weights: Weights, watch: Callable[[], None]) -> Source:
+        """A component's weights, or its buffers, from memory or from the files that hold them."""
+        ...
+
+    def beside_turns(self) -> AbstractContextManager[None]:
+        """Time in which jobs may have the device; what is built changes the process's settings."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A pipeline whose weights are elsewhere: each module's source, by the component's name."""
+    """A pipeline whose weights are elsewhere: each module's source, by the component's name.
+
+    `buffers` are sources of what was copied into the modules; they are held so that the next
+    worker finds those bytes as well.
+    """
 
     pipeline: Any
-    sources: dict[str, Source]
+    sources: dict[str, Source] = field(default_factory=dict)
+    buffers: list[Source] = field(default_factory=list)
 
     def close(self) -> None:
         """Let go of the weights."""
-        for source in self.sources.values():
+        for source in [*self.sources.values(), *self.buffers]:
             source.close()
         self.sources.clear()
+        self.buffers.clear()
 
 
 def load_pipeline(
@@ -75,31 +95,36 @@ def load_pipeline(
     `on_component` raises passes through. Nothing is left behind then.
     """
     components: dict[str, Any] = {}
-    sources: dict[str, Source] = {}
     parts: list[Part] = []
     total = len(files.components)
     for component in files.components:
-        on_component(0, total)
+        with supply.beside_turns():
+            on_component(0, total)
         if component.checkpoint is None:
             components[component.name] = _weightless(component)
         else:
             parts.append(build_part(component, dtype, supply))
             components[component.name] = parts[-1].module
     # One process writes what is missing of them: it takes longer to start than most packs take.
-    write_packs([part.order for part in parts if part.order], lambda: on_component(0, total))
+    with supply.beside_turns():
+        orders = [part.order for part in parts if part.order]
+        write_packs(orders, lambda: on_component(0, total), supply.recall)
+    loaded = Loaded(_assemble(files, components))
     with ExitStack() as undo:
+        undo.callback(loaded.close)
         for done, part in enumerate(parts, total - len(parts)):
 
             def watch(done: int = done) -> None:
                 on_component(done, total)
 
-            watch()
-            sources[part.name] = supply.open(part.name, finish_part(part, supply), watch)
-            undo.callback(sources[part.name].close)
+            with supply.beside_turns():
+                watch()
+                weights, buffers = finish_part(part, supply, watch)
+                loaded.buffers.extend(buffers)
+                loaded.sources[part.files.name] = supply.open(part.files, weights, watch)
         on_component(total, total)
-        pipeline = _assemble(files, components)
         undo.pop_all()
-    return Loaded(pipeline, sources)
+    return loaded
 
 
 def modules(pipeline: Any) -> dict[str, nn.Module]:
@@ -115,15 +140,15 @@ def modules(pipeline: Any) -> dict[str, nn.Module]:
 class Part:
     """A component without its weights, the weights that it wants, and the pack they come in.
 
-    Without an order the weights are read as they lie. `buffers_in_pack` says that the module's
-    buffers are to be had there too.
+    Without an order the weights are read as they lie. `buffers_in` says which files hold the
+    module's buffers: the component's own, the pack, or none, where the module has them already.
     """
 
-    name: str
+    files: ComponentFiles
     module: nn.Module
     weights: Weights
     order: PackOrder | None = None
-    buffers_in_pack: bool = False
+    buffers_in: Literal["files", "pack", "none"] = "files"
 
 
 def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Part:
@@ -140,29 +165,40 @@ def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Par
             name, files.library, files.class_name, files.directory, checkpoint.variant, dtype
         )
         wanted = unmatched_weights(module, checkpoint, casting)
-        return Part(name, module, wanted, packs.order("load", files, wanted, dtype))
+        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), "none")
     except UNFIT as error:
         raise unfit(name, files.class_name, files.directory, error) from error
     module = skeleton.module
     if skeleton.names is None:
         wanted = unmatched_weights(module, checkpoint, casting)
-        order = packs.order("load", files, wanted, dtype)
-        return Part(name, module, wanted, order, buffers_in_pack=True)
+        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), "pack")
     wanted = match_weights(module, skeleton.names, checkpoint, casting)
-    fill_buffers(module, wanted, supply.reader)
     if wanted.is_direct:
-        return Part(name, module, wanted)
-    return Part(name, module, wanted, packs.order("cast", files, wanted, dtype))
+        return Part(files, module, wanted)
+    return Part(files, module, wanted, packs.order("cast", files, wanted, dtype))
 
 
-def finish_part(part: Part, supply: Supply) -> Weights:
-    """The files to read a part's weights from, once its pack is written."""
-    if part.order is None:
-        return part.weights
-    weights = packed_weights(part.order, part.weights)
-    if part.buffers_in_pack:
-        fill_buffers(part.module, weights, supply.reader)
-    return weights
+def finish_part(
+    part: Part, supply: Supply, watch: Callable[[], None]
+) -> tuple[Weights, list[Source]]:
+    """The files to read a part's weights from, once its pack is written.
+
+    The module's buffers are copied from files where these hold them; their sources are given too.
+    """
+    weights = part.weights
+    if part.order is not None:
+        weights = packed_weights(part.order, part.weights, supply.recall)
+    if part.buffers_in == "none":
+        return weights, []
+    held = stored_buffers(part.module, part.weights if part.buffers_in == "files" else weights)
+    if not held.layout.size_bytes:
+        return weights, []
+    source = supply.open(part.files, held, watch)
+    with ExitStack() as undo:
+        undo.callback(source.close)
+        fill_buffers(part.module, source)
+        undo.pop_all()
+    return weights, [source]
 
 
 def _weightless(files: ComponentFiles) -> Any:

@@ -35,7 +35,7 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     With `cast`, the files have these tensors under `names` and only their dtypes differ; otherwise
     the class's own `from_pretrained` reads them, with `dtype`. A tensor named in `through` is
-    rounded to that dtype first.
+    rounded to that dtype first. `files` are the weight files that it is made from.
     """
 
     path: str
@@ -46,6 +46,7 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     variant: str | None
     dtype: str
+    files: list[str]
     units: list[PackedUnit]
     names: dict[str, str]
     through: dict[str, str]

@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from offload_protocol.codec import to_exception
-from offload_protocol.errors import InternalError
+from offload_protocol.errors import InternalError, ModelLoadFailed
 from offloadd.hosting.dtypes import dtype_name
 from offloadd.hosting.pack_order import (
     PackAnswer,
@@ -33,7 +33,8 @@ from offloadd.hosting.pack_order import (
     packed_units,
 )
 from offloadd.hosting.weights import Weights
-from offloadd.store.index import ComponentFiles, read_checkpoint
+from offloadd.store.index import CheckpointIndex, ComponentFiles, read_checkpoint
+from offloadd.store.index.pipeline import Recall, nothing_recalled
 
 _LOOK_EVERY_S = 0.1
 _WRITER = "offloadd.hosting.pack_writer"
@@ -72,19 +73,23 @@ class Packs:
             directory=str(files.directory),
             variant=weights.index.variant,
             dtype=dtype_name(dtype),
+            files=[str(file.path) for file in weights.index.files],
             units=packed_units(weights.layout),
             names=names,
             through=through,
         )
 
 
-def write_packs(orders: Sequence[PackOrder], watch: Callable[[], None]) -> None:
-    """Write those packs that are not there; `watch` is called while the writer works.
+def write_packs(
+    orders: Sequence[PackOrder], watch: Callable[[], None], recall: Recall = nothing_recalled
+) -> None:
+    """Write those packs that are neither there nor, their files being gone, in memory still.
 
-    Raises `StorageFailed` where they cannot be written, what `from_pretrained` of a class is
-    refused for, and what `watch` raises.
+    `watch` is called while the writer works; `recall` tells what is in memory. Raises
+    `StorageFailed` where they cannot be written, what `from_pretrained` of a class is refused for,
+    and what `watch` raises.
     """
-    missing = [order for order in orders if not Path(order.path).exists()]
+    missing = [order for order in orders if not _is_there(order, recall)]
     if not missing:
         return
     _write(missing, watch)
@@ -96,9 +101,29 @@ def write_packs(orders: Sequence[PackOrder], watch: Callable[[], None]) -> None:
                 older.unlink(missing_ok=True)
 
 
-def packed_weights(order: PackOrder, weights: Weights) -> Weights:
+def packed_weights(
+    order: PackOrder, weights: Weights, recall: Recall = nothing_recalled
+) -> Weights:
     """The weights as the pack of their order holds them."""
-    return Weights(read_checkpoint(Path(order.path)), weights.layout, {}, {})
+    return Weights(_index_of(Path(order.path), recall), weights.layout, {}, {})
+
+
+def _is_there(order: PackOrder, recall: Recall) -> bool:
+    if Path(order.path).exists():
+        return True
+    # As long as it can be written again, what is in memory need not do.
+    is_gone = not all(Path(file).exists() for file in order.files)
+    return is_gone and recall(Path(order.path), None) is not None
+
+
+def _index_of(path: Path, recall: Recall) -> CheckpointIndex:
+    try:
+        return read_checkpoint(path)
+    except ModelLoadFailed:
+        index = recall(path, None)
+        if index is None:
+            raise
+        return index
 
 
 def cache_directory() -> Path:

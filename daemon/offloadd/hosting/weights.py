@@ -18,10 +18,9 @@ from offloadd.offload.forms import DTYPES
 from offloadd.offload.groups import module_layout
 from offloadd.offload.host_memory import view_of
 from offloadd.offload.ties import owned_tensors
-from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout, TensorSpec, lay_out
-from offloadd.store.reader import DiskReader
+from offloadd.store.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,8 @@ def match_weights(
     return replace(unmatched_weights(module, index, casting), names=found)
 
 
-def fill_buffers(module: nn.Module, weights: Weights, reader: DiskReader) -> None:
-    """Read the buffers that the files hold; each keeps the dtype that it was built with."""
+def stored_buffers(module: nn.Module, weights: Weights) -> Weights:
+    """Those buffers of a module that the files hold, as they are stored there."""
     index, names = weights.index, weights.names
     held = dict(module.named_buffers())
     wanted = {
@@ -100,19 +99,20 @@ def fill_buffers(module: nn.Module, weights: Weights, reader: DiskReader) -> Non
         TensorSpec(name, index.tensors[there].spec.dtype, index.tensors[there].spec.shape)
         for name, there in wanted.items()
     ]
-    layout = lay_out([("", specs)])
+    return Weights(index, lay_out([("", specs)]), wanted, {})
+
+
+def fill_buffers(module: nn.Module, source: WeightSource) -> None:
+    """Copy buffers into a module; each keeps the dtype that it was built with."""
+    layout = source.layout
     memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    source = CheckpointSource(index, layout, reader, names=wanted)
-    try:
-        source.read(0, layout.size_bytes, view_of(memory)).result()
-    finally:
-        source.close()
+    source.read(0, layout.size_bytes, view_of(memory)).result()
     for name, slot in layout.slots().items():
         stored = memory[slot.offset_bytes : slot.stop_bytes].view(DTYPES[slot.spec.dtype])
         path, _, attribute = name.rpartition(".")
         owner = module.get_submodule(path)
-        value = stored.reshape(slot.spec.shape).to(held[name].dtype, copy=True)
-        owner._buffers[attribute] = value
+        before = owner.get_buffer(attribute)
+        owner._buffers[attribute] = stored.reshape(slot.spec.shape).to(before.dtype, copy=True)
 
 
 def _may_be_missing(module: nn.Module, name: str) -> bool:

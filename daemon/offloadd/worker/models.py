@@ -92,4 +92,6 @@ class Models:
         self._known.pop(name, None)
 
     def _describe(self, spec: ModelSpec) -> Description | NoopModel:
-        return NoopModel(spec) if spec.source == NOOP else describe(spec, self._device.is_cpu)
+        if spec.source == NOOP:
+            return NoopModel(spec)
+        return describe(spec, self._device.is_cpu, self._host.arena.recall)

@@ -6,14 +6,16 @@ has had every weight file's header checked.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offload_protocol.errors import ModelLoadFailed
 from offloadd.store.index.checkpoint import (
     CheckpointIndex,
     list_directory,
-    no_weights,
     read_checkpoint,
 )
 from offloadd.store.index.content import HEAD_BYTES, recognise
@@ -54,19 +56,35 @@ class PipelineFiles:
         return sum(component.size_bytes for component in self.components)
 
 
-def inspect_pipeline(directory: Path, *, variant: str | None = None) -> PipelineFiles:
+Recall = Callable[[Path, str | None], CheckpointIndex | None]
+"""What is known of the weights of a place and variant that are in memory, if any are."""
+
+_GONE = ("missing", "missing_shards", "no_weights", "no_index", "dangling_link")
+"""Problems that a weight file has which is not there, rather than wrong."""
+
+_log = logging.getLogger(__name__)
+
+
+def nothing_recalled(place: Path, variant: str | None) -> None:
+    """The `Recall` of who keeps nothing in memory."""
+
+
+def inspect_pipeline(
+    directory: Path, *, variant: str | None = None, recall: Recall = nothing_recalled
+) -> PipelineFiles:
     """Read model_index.json and every component's headers.
 
-    A component without the variant is taken in its plain form, as diffusers does. Raises
+    A component without the variant is taken in its plain form, as diffusers does. Where weight
+    files are gone, what `recall` knows of their weights in memory stands for them. Raises
     `ModelLoadFailed` when the directory is no pipeline, a component or a weight file is missing
     or unsound, or no component at all has the variant;
     `StorageFailed` where the disk fails.
     """
     with looking_at(directory):
-        return _inspect(directory, variant)
+        return _inspect(directory, variant, recall)
 
 
-def _inspect(directory: Path, variant: str | None) -> PipelineFiles:
+def _inspect(directory: Path, variant: str | None, recall: Recall) -> PipelineFiles:
     path = directory / MODEL_INDEX_NAME
     if not directory.is_dir():
         raise refuse(directory, "is not a directory", "give the directory of a diffusers pipeline")
@@ -81,7 +99,7 @@ def _inspect(directory: Path, variant: str | None) -> PipelineFiles:
         )
     index = _read_index(path)
     components = tuple(
-        _component(path, name, value, variant)
+        _component(path, name, value, variant, recall)
         for name, value in index.items()
         if not name.startswith("_") and _is_component(value)
     )
@@ -130,7 +148,7 @@ def _is_component(value: Any) -> bool:
 
 
 def _component(
-    index_path: Path, name: str, value: list[str], variant: str | None
+    index_path: Path, name: str, value: list[str], variant: str | None, recall: Recall
 ) -> ComponentFiles:
     library, class_name = value
     if not name.isidentifier():
@@ -150,17 +168,26 @@ def _component(
             kind="missing_component",
             expected=name,
         )
-    checkpoint = _weights(directory, class_name, variant)
+    checkpoint = _weights(directory, class_name, variant, recall)
     return ComponentFiles(name, library, class_name, directory, checkpoint)
 
 
-def _weights(directory: Path, class_name: str, variant: str | None) -> CheckpointIndex | None:
+def _weights(
+    directory: Path, class_name: str, variant: str | None, recall: Recall
+) -> CheckpointIndex | None:
     if class_name.endswith(_WEIGHTLESS):
         return None
     names = list_directory(directory)
-    if choose_weights(names, variant) is not None:
-        return read_checkpoint(directory, variant=variant)
     # Every module of diffusers and transformers is saved with config.json beside its weights.
-    if "config.json" in names:
-        raise no_weights(directory, names)
-    return None
+    if choose_weights(names, variant) is None and "config.json" not in names:
+        return None
+    try:
+        return read_checkpoint(directory, variant=variant)
+    except ModelLoadFailed as error:
+        kept = None
+        if error.details.get("kind") in _GONE:
+            kept = recall(directory, variant) or (variant and recall(directory, None)) or None
+        if kept is None:
+            raise
+        _log.warning("%s; its weights are still in memory and are used", error.message)
+        return kept
