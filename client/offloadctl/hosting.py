@@ -52,7 +52,7 @@ def load(
     if common.as_json:
         output.print_json(plain(model))
     else:
-        output.print_tables([tables.models_table([model])])
+        output.print_tables(tables.models_tables([model]))
 
 
 def unload(

@@ -64,4 +64,4 @@ def models(
     if common.as_json:
         output.print_json({"models": [plain(row) for row in rows]})
     else:
-        output.print_tables([tables.models_table(rows)])
+        output.print_tables(tables.models_tables(rows))

@@ -55,6 +55,13 @@ def models_table(models: Iterable[ModelInfo]) -> Table:
     return Table("models", headings, rows)
 
 
+def models_tables(models: Sequence[ModelInfo]) -> list[Table]:
+    """The hosted models, and what is to be said about their settings."""
+    notes = [(model.name, note) for model in models for note in model.notes]
+    tables = [models_table(models), Table("notes", ("MODEL", "NOTE"), notes)]
+    return tables if notes else tables[:1]
+
+
 def ps_tables(models: Sequence[ModelInfo], jobs: Sequence[JobInfo]) -> list[Table]:
     """Where the bytes of each model are, and what runs on it now."""
     rows = []

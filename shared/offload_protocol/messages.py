@@ -272,6 +272,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When it leaves memory unless it is used, in seconds since the epoch; null: it stays."""
     reason: str = ""
     """Why it is in memory, or why it left."""
+    notes: list[str] = []
+    """Sentences about its settings that whoever gave them should read."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

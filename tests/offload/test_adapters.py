@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from offload.tiny_models import TINY_MODELS
 from safetensors.torch import save_file
 from torch import nn
 
-from offload_protocol.errors import InvalidRequest, OutOfMemory
+from offload_protocol.errors import InvalidRequest, OutOfMemory, StorageFailed
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.accelerator.simulated import SimulatedAccelerator
 from offloadd.offload.adapters import check_pairs
@@ -298,6 +299,65 @@ def test_case_9_fused_equals_plain_fused_and_unfused_equals_never_fused(
             module.unload_lora()
         for _ in range(3):
             assert torch.equal(_run(name, module), never)
+
+
+class _Failing:
+    """A source of which, once told to, every read from the given one on fails."""
+
+    def __init__(self, base: WeightSource) -> None:
+        self._base = base
+        self.reads_left: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def read(self, start_bytes: int, stop_bytes: int, into: memoryview) -> Future[int]:
+        if self.reads_left is not None:
+            self.reads_left -= 1
+            if self.reads_left < 0:
+                failed: Future[int] = Future()
+                failed.set_exception(StorageFailed("the disk is gone", hint="attach it again"))
+                return failed
+        return self._base.read(start_bytes, stop_bytes, into)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_read_that_fails_at_any_point_of_fusing_or_unfusing_leaves_the_model_right(
+    options: str, tmp_path: Path
+) -> None:
+    module: Any = TINY_MODELS["flux"].build()
+    plain: Any = TINY_MODELS["flux"].build()
+    with disk_source(module, tmp_path / "w.safetensors") as on_disk:
+        source = _Failing(on_disk)
+        engine = Engine(cpu_device(), int(0.6 * source.layout.size_bytes))
+        engine.attach("flux", module, source, OPTIONS[options])
+        both = _Both("flux", engine, module)
+        state = lora(plain, ("to_q", "to_out", "linear_1"))
+        both.change(lambda m: m.load_lora_adapter(dict(state), prefix=None, adapter_name="a"))
+        beside = both.agree()
+        both.plain.fuse_lora()
+        fused = _run("flux", both.plain)
+
+        def until_it_works(what: Callable[[], None], before: torch.Tensor) -> int:
+            """Try with one more good read each time; says how many reads it takes."""
+            for reads in range(200):
+                source.reads_left = reads
+                try:
+                    what()
+                except StorageFailed:
+                    source.reads_left = None
+                    assert torch.equal(_run("flux", module), before)
+                else:
+                    source.reads_left = None
+                    return reads
+            raise AssertionError("it never works")
+
+        assert until_it_works(lambda: engine.fuse("flux"), beside) > 3
+        assert torch.equal(_run("flux", module), fused)
+        until_it_works(lambda: engine.unfuse("flux"), fused)
+        assert torch.equal(_run("flux", module), beside)
+        assert _stats(engine).derived_bytes == 0
+        engine.close()
 
 
 def test_a_second_fuse_a_change_while_fused_and_nothing_to_fuse_are_refused(

@@ -144,6 +144,59 @@ def test_idle_components_give_way_to_the_one_that_runs(tmp_path: Path) -> None:
     assert device.hazards == []
 
 
+def test_the_idle_model_gives_way_group_by_group_and_comes_back(tmp_path: Path) -> None:
+    first, second = TINY_MODELS["flux"], TINY_MODELS["sd3"]
+    modules = {"flux": first.build(), "sd3": second.build()}
+    expected = {
+        "flux": first.run(modules["flux"], first.example_inputs()),
+        "sd3": second.run(modules["sd3"], second.example_inputs()),
+    }
+    device = simulated_device()
+    engine = Engine(device, int(0.8 * sum(_budget(module, 1.0) for module in modules.values())))
+
+    def resident_bytes() -> dict[str, int]:
+        return {one.name: one.resident_bytes for one in engine.stats().components}
+
+    with _hosted(engine, tmp_path, modules, in_memory=True), device.watched():
+        for round_number in range(3):
+            own: dict[str, int] = {}
+            idle: dict[str, int] = {}
+            for name, other in (("flux", "sd3"), ("sd3", "flux")):
+                family = TINY_MODELS[name]
+                for _ in range(8):
+                    answer = family.run(modules[name], family.example_inputs())
+                    assert torch.equal(answer, expected[name])
+                    assert device.allocated_bytes <= engine.budget_bytes
+                own[name], idle[other] = resident_bytes()[name], resident_bytes()[other]
+            if round_number:
+                assert 0 < idle["flux"] < own["flux"], "it gave way by some groups, and came back"
+                assert 0 < idle["sd3"] < own["sd3"]
+    assert device.hazards == []
+
+
+def test_a_model_that_filled_the_budget_runs_beside_one_that_keeps_some_of_it(
+    tmp_path: Path,
+) -> None:
+    first, second = TINY_MODELS["sd3"], TINY_MODELS["t5"]
+    modules = {"sd3": first.build(), "t5": second.build()}
+    expected = first.run(modules["sd3"], first.example_inputs())
+    engine = Engine(simulated_device(), _budget(modules["sd3"], 1.0))
+    with (
+        host_source(modules["sd3"], tmp_path / "first") as source,
+        host_source(modules["t5"], tmp_path / "second") as other,
+    ):
+        engine.attach("sd3", modules["sd3"], source, BLOCKS)
+        for _ in range(8):
+            first.run(modules["sd3"], first.example_inputs())
+        engine.attach("t5", modules["t5"], other, GroupOptions())
+        for _ in range(3):
+            second.run(modules["t5"], second.example_inputs())
+            assert torch.equal(first.run(modules["sd3"], first.example_inputs()), expected)
+            stats = engine.stats()
+            assert stats.resident_bytes + stats.ring_bytes <= engine.budget_bytes
+        engine.close()
+
+
 def test_groups_are_fetched_ahead_across_the_components_of_a_pipeline(tmp_path: Path) -> None:
     names = ("t5", "flux", "vae")
     modules = {name: TINY_MODELS[name].build() for name in names}

@@ -16,7 +16,7 @@ from offloadctl.arguments import parse_pairs, parse_picture_size, pipeline_argum
 from offloadctl.output import Table, plain_text, print_error, print_json, print_line
 from offloadctl.pictures import file_names
 from offloadctl.progress import description
-from offloadctl.tables import jobs_table, ps_tables, stats_tables
+from offloadctl.tables import jobs_table, models_tables, ps_tables, stats_tables
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,13 @@ def test_ps_adds_up_a_models_bytes_and_names_what_runs() -> None:
         ("m", "ready", "group", "2.0 MiB", "2.0 MiB", "1.0 MiB", "j1 2/4", "pinned", "loaded")
     ]
     assert [row[0] for row in components.rows] == ["m/unet", "m/vae"]
+
+
+def test_notes_on_a_models_settings_stand_below_the_models() -> None:
+    noted = ModelInfo(name="m", notes=["use_stream of offload change nothing"])
+    _, notes = models_tables([noted, ModelInfo(name="other")])
+    assert notes.rows == [("m", "use_stream of offload change nothing")]
+    assert len(models_tables([ModelInfo(name="other")])) == 1
 
 
 def test_a_waiting_job_shows_its_place() -> None:

@@ -194,3 +194,14 @@ def test_errors_carry_a_code_and_a_hint(daemon: Daemon) -> None:
     assert caught.value.code == "invalid_request"
     assert "num_inference_steps" in caught.value.hint
     assert not isinstance(caught.value, Unauthorized)
+
+
+def test_settings_that_change_nothing_are_answered_with_a_sentence(daemon: Daemon) -> None:
+    offload = {"mode": "group", "use_stream": True, "record_stream": True}
+    with daemon.client() as client:
+        try:
+            loaded = client.load("noted", SHAPES, offload=offload)
+            assert loaded.notes[0].startswith("record_stream, use_stream of offload change nothing")
+            assert [one.notes for one in client.models() if one.name == "noted"] == [loaded.notes]
+        finally:
+            client.unload("noted")

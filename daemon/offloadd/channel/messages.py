@@ -86,6 +86,8 @@ class ModelDescribed(FromWorker, frozen=True):
     parameters: list[ParameterInfo]
     size_multiple: int = 8
     """Pictures' height and width must be multiples of this."""
+    notes: list[str] = msgspec.field(default_factory=list)
+    """Sentences about settings that are taken and change nothing."""
 
 
 class ModelLoaded(FromWorker, frozen=True):

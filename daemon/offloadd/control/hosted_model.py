@@ -74,4 +74,5 @@ class HostedModel:
             pinned=self.is_pinned,
             expires_at=self.expires_at if loaded and not self.is_pinned else None,
             reason=self.reason,
+            notes=described.notes if described else [],
         )

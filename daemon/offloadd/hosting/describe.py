@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.auto import choose_offload
 from offloadd.hosting.classes import component_class, pipeline_class
 from offloadd.hosting.dtypes import choose_dtype, dtype_name, loaded_bytes
-from offloadd.hosting.offload_plan import Plan, check_settings, make_plan
+from offloadd.hosting.offload_plan import Plan, check_settings, make_plan, setting_notes
 from offloadd.hosting.signatures import Parameter, call_parameters
 from offloadd.hosting.sources import source_directory
 from offloadd.store.index import PipelineFiles, inspect_pipeline
 from offloadd.store.index.pipeline import Recall, nothing_recalled
 from offloadd.store.index.strict_json import parse_object
 from offloadd.store.index.weight_file import read_small_file, refuse
+
+_log = logging.getLogger(__name__)
 
 _CONFIG_LIMIT_BYTES = 10_000_000
 _DEFAULT_MULTIPLE = 8
@@ -87,6 +90,7 @@ class Description:
                 for one in self.parameters.values()
             ],
             size_multiple=self.size_multiple,
+            notes=setting_notes(self.spec),
         )
 
     def _offload_name(self, component: str) -> str:
@@ -108,6 +112,8 @@ def describe(spec: ModelSpec, on_cpu: bool, recall: Recall = nothing_recalled) -
         component_class(component.name, component.library, component.class_name)
     weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
     check_settings(spec, weighty)
+    for note in setting_notes(spec):
+        _log.warning("model=%s: %s", spec.name, note)
     dtype = choose_dtype(spec.dtype, weighty.values(), on_cpu)
     return Description(
         spec=spec,

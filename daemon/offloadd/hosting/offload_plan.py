@@ -1,19 +1,16 @@
 """Which component is offloaded how: a model's settings, checked against what it is made of.
 
 Whatever a device cannot do is refused here, with a sentence, before anything is loaded; what is
-taken although it changes nothing is said in the log.
+taken although it changes nothing is answered with a note.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.channel.specs import NOTHING_TO_CHOOSE, ModelSpec, OffloadSpec
-
-_log = logging.getLogger(__name__)
 
 Plan = Mapping[str, OffloadSpec]
 """The settings of each component that holds weights, by its name; never `auto`."""
@@ -37,13 +34,20 @@ def make_plan(spec: ModelSpec, with_weights: Collection[str], auto: OffloadSpec)
     return {name: auto if one.mode == "auto" else one for name, one in chosen.items()}
 
 
+def setting_notes(spec: ModelSpec) -> list[str]:
+    """A sentence for each place with settings that are taken and change nothing."""
+    notes: list[str] = []
+    for place, offload in [("offload", spec.offload), *spec.components.items()]:
+        idle = sorted(NOTHING_TO_CHOOSE & offload.group_parameters().keys())
+        if idle:
+            notes.append(
+                f"{', '.join(idle)} of {place} change nothing: weights always move beside the "
+                "computation, in order, from memory that is page-locked in place"
+            )
+    return notes
+
+
 def _check(model: str, place: str, offload: OffloadSpec) -> None:
-    idle = sorted(NOTHING_TO_CHOOSE & offload.group_parameters().keys())
-    if idle:
-        _log.warning(
-            "model=%s: %s of %s leave nothing to choose here and change nothing",
-            *(model, ", ".join(idle), place),
-        )
     path = offload.offload_to_disk_path
     if path is not None and not Path(path).is_absolute():
         raise InvalidRequest(

@@ -69,16 +69,21 @@ class AdapterChanges:
             fused.undo()
             raise
         self._fused[name] = fused
-        self._fit(name)
-        planning.refit(self._terms(name))
+        try:
+            self._fit(name)
+            planning.refit(self._terms(name))
+        except BaseException:
+            self.unfuse(name)
+            raise
 
     def unfuse(self, name: str) -> None:
         """See `Engine.unfuse`."""
-        fused = self._fused.pop(name, None)
+        fused = self._fused.get(name)
         if fused is None:
             return
         planning = self._plannings[name]
         planning.component.exchange(None)
+        del self._fused[name]
         fused.undo()
         planning.refit(self._terms(name))
 

@@ -68,8 +68,9 @@ class Engine:
             return engine.explain() if engine is not None else ""
 
         self._executor = Executor(
-            accelerator, self._budget.tier, on_border=border, on_step_end=step_end, explain=explain
+            accelerator, self._budget.tier, on_border=border, on_step_end=step_end
         )
+        self._budget.tier.explain = explain
         self._staging = Staging(accelerator)
         self._plannings: dict[str, Planning] = {}
         self._farewells: dict[str, weakref.finalize[..., nn.Module]] = {}
@@ -136,6 +137,7 @@ class Engine:
             # Before the module gives its weights away: whether it can run at all.
             terms, alignment_bytes = self._terms(name), self._accelerator.alignment_bytes
             make_plan(first_input(grouping, terms, alignment_bytes))
+            self._executor.make_room(grouping.kept_bytes, name)
         self._executor.allow(name, self._budget.allowances.get(name))
         component = attach_component(
             name,
@@ -152,6 +154,9 @@ class Engine:
         self._plannings[name] = planning
         if not component.in_place:
             planning.start(self._terms(name))
+        for other in self._streaming():
+            if other is not planning:
+                other.keep_within(self._terms(other.component.name))
 
     @contextmanager
     def changing_adapters(self, *names: str) -> Iterator[None]:

@@ -39,8 +39,7 @@ class Executor:
 
     `on_border` is called at every entry of a root's forward, with the component's name, when
     nothing of that step has begun; what it raises ends the call, cleanly. `on_step_end` is called
-    when a root's forward returned and none of its groups is in use; `explain` says, for the error,
-    what the memory is planned for when there is not enough.
+    when a root's forward returned and none of its groups is in use.
     """
 
     def __init__(
@@ -50,14 +49,13 @@ class Executor:
         *,
         on_border: Callable[[str], None] = lambda component: None,
         on_step_end: Callable[[str], None] = lambda component: None,
-        explain: Callable[[], str] = lambda: "",
     ) -> None:
         self.counters = Counters()
         self.on_border = on_border
         self.on_step_end = on_step_end
         self.prediction = Prediction()
         self._accelerator = accelerator
-        self._occupancy = Occupancy(tier, self.counters, explain)
+        self._occupancy = Occupancy(tier, self.counters)
         self._lingering: Streamed | None = None
         self._borders: deque[Event] = deque()
 
@@ -153,7 +151,15 @@ class Executor:
         is_missing = group.load is None
         load = self._occupancy.fetch(group) if group.load is None else group.load
         if not group.bound:
-            self._await(group, load)
+            try:
+                self._await(group, load)
+            except OffloadError:
+                if is_missing:
+                    raise
+                # That a guess failed, maybe long ago, says nothing about a read that is made now.
+                is_missing = True
+                load = self._occupancy.fetch(group)
+                self._await(group, load)
         self._occupancy.ahead.pop(group, None)
         if trace is not None:
             trace.have(load)

@@ -1,13 +1,18 @@
 """Which groups have memory on the device, and which give theirs up when another needs it.
 
 Promises: a group that is in use keeps its memory. Groups fetched ahead give way to one that is
-needed now, latest guess first; residents of components that do not run give way to the one that
-runs, least recently used first; residents under one allowance stay within it.
+needed now, latest guess first. Residents give way to those of a component that has run twice since
+theirs ran, least recently used first: components that take turns (text encoder, denoiser, decoder)
+would otherwise send away, each time, what is wanted next. Residents under one allowance stay within
+it.
+
+Components that take turns have one ring in common (`turns`): what is fetched ahead for the next of
+them would be lost if the ring changed between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.offload.allowances import Allowance
@@ -15,6 +20,7 @@ from offloadd.offload.counters import Counters
 from offloadd.offload.streamed import Streamed, StreamedComponent
 from offloadd.offload.tier import DeviceTier, Region
 from offloadd.offload.transfers import Load
+from offloadd.offload.turns import Turns, common_ring_bytes, is_wanted_sooner
 
 RING_TOLERANCE = 1 / 16
 """By how much of the limit the ring may be off when another component starts to run."""
@@ -24,18 +30,19 @@ class Occupancy:
     """The groups of all components on one device, and the memory that they have of it.
 
     `components` are in the order of their last use; `ahead` holds what was fetched and not used
-    yet, oldest first. `explain` says, for the error, what the memory is planned for.
+    yet, oldest first.
     """
 
-    def __init__(self, tier: DeviceTier, counters: Counters, explain: Callable[[], str]) -> None:
+    def __init__(self, tier: DeviceTier, counters: Counters) -> None:
         self.components: dict[str, StreamedComponent] = {}
         self.ahead: dict[Streamed, None] = {}
         self.group_count = 0
         self._tier = tier
         self._counters = counters
-        self._explain = explain
         self._allowances: dict[str, Allowance] = {}
         self._latest: str | None = None
+        self._turns = Turns()
+        self._ring_bytes = 0
 
     def add(self, component: str, groups: Iterable[Streamed]) -> None:
         """Take charge of a component's groups, all absent."""
@@ -62,7 +69,9 @@ class Occupancy:
             if group.load is not None and not group.users and not group.stays:
                 self.drop(group)
         if component == self._latest:
-            self._set_ring(ring_bytes)
+            self._ring_bytes = self._common_ring_bytes()
+            self._is_allowed(component, 0)
+            self._set_ring(self._ring_bytes)
 
     def allow(self, component: str, allowance: Allowance | None) -> None:
         """Keep the component's weights, with those of all that share it, within an allowance."""
@@ -83,20 +92,39 @@ class Occupancy:
                     self.drop(group)
 
     def use(self, component: str) -> None:
-        """Keep components in the order of their last use, and the ring fit for the latest."""
+        """A step of the component begins; keeps the ring fit for those that take turns with it."""
+        self._turns.step(self.components[component])
         if component == self._latest:
             return
         self._latest = component
-        latest = self.components[component] = self.components.pop(component)
-        self._is_allowed(component, 0)
-        largest = max((g.size_bytes for g in latest.groups if not g.keep), default=0)
-        excess = self._tier.ring_bytes - latest.ring_bytes
-        # What was fetched ahead across this change is lost when the ring changes. A ring that is
-        # somewhat too large costs some residents, one too small some depth: both cost less.
+        used = self.components[component] = self.components.pop(component)
+        allowance = self._allowances.get(component)
+        common_bytes = self._common_ring_bytes()
+        excess = self._tier.ring_bytes - common_bytes
+        # A ring that is somewhat too large costs some residents, one too small some depth: both
+        # cost less than what was fetched ahead, which is lost when the ring changes.
         tolerance = RING_TOLERANCE * self._tier.limit_bytes
-        is_over = excess > 0 and component in self._allowances
-        if self._tier.ring_bytes < largest or abs(excess) > tolerance or is_over:
-            self._set_ring(latest.ring_bytes)
+        is_short = self._tier.ring_bytes < used.largest_bytes(passing=True)
+        is_over = excess > 0 and allowance is not None
+        is_unfit = is_short or is_over or abs(excess) > tolerance
+        self._ring_bytes = common_bytes if is_unfit else self._tier.ring_bytes
+        self._is_allowed(component, 0)
+        self._set_ring(self._ring_bytes)
+
+    def _common_ring_bytes(self) -> int:
+        """The ring for those that take turns with the component that runs, under one allowance."""
+        if self._latest is None:
+            return 0
+        allowance = self._allowances.get(self._latest)
+        most_bytes = self._room_bytes
+        if allowance is not None:
+            most_bytes = min(most_bytes, allowance.limit_bytes - allowance.kept_bytes)
+        sharing = [
+            one for name, one in self.components.items() if self._allowances.get(name) is allowance
+        ]
+        return common_ring_bytes(
+            self.components[self._latest], sharing, most_bytes, self._tier.alignment_bytes
+        )
 
     def fetch_ahead(self, group: Streamed, sooner: set[Streamed]) -> bool:
         """Start to bring a group on a guess, if there is memory; says whether there was.
@@ -142,11 +170,18 @@ class Occupancy:
             group.binding.forget()
         self._tier.release(load.region)
 
-    def make_room(self, size_bytes: int, for_component: str | None) -> None:
-        """Send away residents of components that do not run now, least recently used first."""
+    def make_room(
+        self, size_bytes: int, for_component: str | None, *, is_needed: bool = True
+    ) -> None:
+        """Send away residents of components that do not run now, least recently used first.
+
+        Unless it is needed, only of components that are not wanted sooner than this one again.
+        """
         for name in list(self.components):
-            if name in (for_component, self._latest):
-                continue  # what runs, or ran last, is not sent away for a guess
+            if name == for_component:
+                continue
+            if not is_needed and self._is_wanted_sooner(name, for_component):
+                continue
             for group in self.components[name].groups:
                 if self._tier.room_bytes >= size_bytes:
                     return
@@ -154,21 +189,30 @@ class Occupancy:
                     self.drop(group)
 
     def _allocate(self, group: Streamed) -> Region:
+        self._is_allowed(group.component, group.size_bytes)
         self.make_room(group.size_bytes, group.component)
+        for other in self.components[group.component].groups:
+            # Less is free than its plan was made for: slow is better than not at all.
+            if self._tier.room_bytes < group.size_bytes and other.stays and not other.users:
+                self.drop(other)
         try:
             return self._tier.allocate(group.size_bytes)
         except OutOfMemory as error:
             raise OutOfMemory(
                 f"no memory on the device for {group.name!r} of {group.component!r}: "
-                f"{error.message}\n{self._explain()}".rstrip(),
+                f"{error.message}",
                 hint=error.hint,
                 details=error.details,
             ) from error
 
     def _region_to_stay(self, group: Streamed) -> Region | None:
-        if not group.keep or not self._is_allowed(group.component, group.size_bytes):
+        if not group.keep:
             return None
-        self.make_room(group.size_bytes, group.component)
+        # A guess sends nobody away who is wanted sooner.
+        is_needed = group.size_bytes > self._tier.ring_bytes and group.component == self._latest
+        if not self._is_allowed(group.component, group.size_bytes, is_needed=is_needed):
+            return None
+        self.make_room(group.size_bytes, group.component, is_needed=is_needed)
         if self._tier.room_bytes < group.size_bytes:
             return None
         try:
@@ -199,13 +243,30 @@ class Occupancy:
         if any(group.load and group.load.region.place for group in groups):
             return  # another component is inside its forward
         for group in groups:
-            if not group.stays:
-                group.binding.forget()
-        self.make_room(wanted_bytes - self._tier.ring_bytes, self._latest)
+            # Also one that stays now may have passed through the ring before.
+            group.binding.forget()
+        self.make_room(wanted_bytes - self._tier.ring_bytes, None)
         self._tier.set_ring(wanted_bytes)
 
-    def _is_allowed(self, component: str, more_bytes: int) -> bool:
-        """Whether so much more may stay; residents that share the allowance give way for it."""
+    def _is_wanted_sooner(self, name: str, than: str | None) -> bool:
+        if name == self._latest:
+            return True  # it runs, or ran last
+        if than is None:
+            return False
+        others = self.components[than]
+        return is_wanted_sooner(self.components[name], others, runs=than == self._latest)
+
+    @property
+    def _room_bytes(self) -> int:
+        """What residents and ring have together, beside what is kept whatever the plans."""
+        resident_bytes = sum(map(self.resident_bytes, self.components))
+        return self._tier.room_bytes + resident_bytes + self._tier.ring_bytes
+
+    def _is_allowed(self, component: str, more_bytes: int, *, is_needed: bool = True) -> bool:
+        """Whether so much more may stay; residents that share the allowance give way for it.
+
+        For nothing more, but the ring, also those of the component that runs.
+        """
         allowance = self._allowances.get(component)
         if allowance is None:
             return True
@@ -213,9 +274,11 @@ class Occupancy:
         excess = allowance.kept_bytes + more_bytes - allowance.limit_bytes
         excess += sum(self.resident_bytes(name) for name in sharing)
         if self._latest in sharing:
-            excess += self.components[self._latest].ring_bytes
+            excess += self._ring_bytes
         for name in sharing:
-            if name in (component, self._latest):
+            if more_bytes and name in (component, self._latest):
+                continue
+            if not is_needed and self._is_wanted_sooner(name, component):
                 continue
             for group in self.components[name].groups:
                 if excess <= 0:

@@ -93,6 +93,15 @@ class Planning:
         else:
             self._follow(plan, Stage.SETTLED if self.stage is Stage.SETTLED else Stage.PLANNED)
 
+    def keep_within(self, terms: Terms) -> None:
+        """Plan again if the plan takes more than there is by now; slow, but right, if none fits."""
+        if self.plan is None or self.plan.predicted_device_bytes <= terms.budget_bytes:
+            return
+        try:
+            self.refit(terms)
+        except OutOfMemory as error:
+            _log.warning("%s keeps to what it has: %s", self.component.name, error)
+
     def _take_first_ring(self, plan: Plan) -> None:
         sizes = self.component.grouping.sizes_bytes()
         largest = align(max(sizes, default=0), self.accelerator.alignment_bytes)

@@ -37,8 +37,27 @@ class Streamed:
 
 @dataclass(slots=True)
 class StreamedComponent:
-    """The groups of one component, the ring that they need, and who measures them now."""
+    """The groups of one component, the ring that its plan asks for, and who measures them now.
+
+    `last_step`, the one before it, and the last before its turn count the steps of all components,
+    0 is never; `turn_steps` is how many it made in a row in its last whole turn.
+    """
 
     groups: tuple[Streamed, ...]
     ring_bytes: int = 0
     trace: StepTrace | None = None
+    last_step: int = 0
+    step_before: int = 0
+    turn_before: int = 0
+    turn_steps: int = 0
+    turn_steps_so_far: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """All groups that are to stay, whether there is room for them or not."""
+        return sum(group.size_bytes for group in self.groups if group.keep)
+
+    def largest_bytes(self, *, passing: bool) -> int:
+        """The largest of its groups, or of those that are not to stay."""
+        groups = (group for group in self.groups if not passing or not group.keep)
+        return max((group.size_bytes for group in groups), default=0)

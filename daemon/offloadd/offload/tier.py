@@ -8,6 +8,7 @@ memory that is given up is first ordered after every copy that was put on that q
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +35,17 @@ class Region:
 
 
 class DeviceTier:
-    """At most `limit_bytes` of the accelerator's memory; `used_bytes` includes the whole ring."""
+    """At most `limit_bytes` of the accelerator's memory; `used_bytes` includes the whole ring.
+
+    `explain` says, for the error, what the memory is planned for when there is not enough.
+    """
 
     def __init__(self, accelerator: Accelerator, limit_bytes: int) -> None:
+        self.explain: Callable[[], str] = lambda: ""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.allocations = 0
+        self.alignment_bytes = accelerator.alignment_bytes
         self._accelerator = accelerator
         self._ring = Ring(0, accelerator.alignment_bytes)
         self._ring_memory: torch.Tensor | None = None
@@ -115,11 +121,15 @@ class DeviceTier:
         if size_bytes > self.room_bytes:
             raise OutOfMemory(
                 f"{size_bytes} bytes for weights are over the budget of {self.limit_bytes} bytes, "
-                f"of which {self.used_bytes} are in use",
+                f"of which {self.used_bytes} are in use\n{self.explain()}".rstrip(),
                 hint="raise the budget",
                 details={"needed_bytes": size_bytes, "free_bytes": self.room_bytes},
             )
-        memory = self._accelerator.allocate(size_bytes)
+        try:
+            memory = self._accelerator.allocate(size_bytes)
+        except OutOfMemory as error:
+            message = f"{error.message}\n{self.explain()}".rstrip()
+            raise OutOfMemory(message, hint=error.hint, details=error.details) from error
         self.used_bytes += size_bytes
         self.allocations += 1
         # What had this memory before may still be running on the compute queue.
