@@ -10,7 +10,7 @@ from offload_client import JobInfo, ModelInfo
 from offload_protocol.sizes import format_duration, format_size
 from offloadctl.output import Table
 
-RUNNING_STATES = ("loading", "running")
+RUNNING_STATES = ("loading", "running", "parked")
 
 
 def stats_tables(stats: Mapping[str, Any]) -> list[Table]:

@@ -113,6 +113,9 @@ class QueueSection(_Section):
     model_turn: Duration = Field(
         30.0, description="how long jobs on the loaded model go before older ones on others"
     )
+    max_parked: int = Field(
+        4, ge=0, description="jobs that may wait in the middle of their work; 0: none gives way"
+    )
 
 
 class LimitsSection(_Section):

@@ -14,8 +14,9 @@ from offload_protocol.limits import Limits
 
 PROTOCOL_VERSION = 1
 
-JobState = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
-"""`queued` waits its turn, `loading` waits for its model, the last three are final."""
+JobState = Literal["queued", "loading", "running", "parked", "done", "failed", "cancelled"]
+"""`queued` waits its turn, `loading` for its model, `parked` for its next turn in the middle of its
+work; the last three are final."""
 
 FINAL_STATES: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
 
@@ -188,11 +189,12 @@ class Finished(Answer, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds a job spent waiting, waiting for its model to load, and computing."""
+    """Seconds a job spent waiting, waiting for its model to load, computing, and giving way."""
 
     queued_s: float = 0.0
     loading_s: float = 0.0
     running_s: float = 0.0
+    parked_s: float = 0.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,12 +13,15 @@ from offload_protocol.messages import (
 )
 from offloadd.channel.messages import (
     CancelJob,
+    GiveWay,
     JobEnded,
+    JobParked,
     LoadModel,
     ModelDescribed,
     ModelLoaded,
     ModelUnloaded,
     Register,
+    ResumeJob,
     RunJob,
     ToWorker,
     UnloadModel,
@@ -134,10 +137,20 @@ class Plane:
                     assert self.running is None, "in the middle of a turn"
                     self.in_memory = False
                     self.models.unloaded(ModelUnloaded(name="m"))
-                case RunJob(job=job):
+                    self.dispatcher.model_known(next(iter(self.models)))
+                case RunJob(job=job, awaits_turn=awaits_turn):
                     if not self.in_memory:
                         self.load()
+                    if awaits_turn:
+                        self.dispatcher.parked(JobParked(job=job))
+                    else:
+                        self.running = job
+                case ResumeJob(job=job):
                     self.running = job
+                case GiveWay(job=job):
+                    assert job == self.running, "only who has the device gives it"
+                    self.running = None
+                    self.dispatcher.parked(JobParked(job=job))
                 case CancelJob():
                     pass
 
@@ -145,6 +158,7 @@ class Plane:
         self.in_memory = True
         self.models.loaded(ModelLoaded(name="m", offload="", components=[], loading_s=0.0))
         self.keep_alive.model_loaded("m")
+        self.dispatcher.model_known(next(iter(self.models)))
 
     def end(self) -> None:
         """End the running job."""

@@ -1,9 +1,10 @@
 """A worker that speaks the channel and does what a job's prompt says, without torch.
 
 It is a real process, so that deaths, hangs and broken messages are real. Prompts: `echo`,
-`steps N` (10 ms each, cancellable), `hang` (until cancelled), `deaf` (never looks at a cancel),
-`exit N`, `kill SIGNAL`, `big BYTES`, `error CODE`. Sources of models: `/good`, `/bad` (cannot be
-described), `/broken` (cannot be loaded), `/slow` (takes 0.3 s to load), `/deadly` (loading kills).
+`steps N` (10 ms each, cancellable, gives way between two), `hang` (until cancelled), `deaf` (never
+looks at a cancel), `exit N`, `kill SIGNAL`, `big BYTES`, `error CODE`. Sources of models: `/good`,
+`/bad` (cannot be described), `/broken` (cannot be loaded), `/slow` (takes 0.3 s to load), `/deadly`
+(loading kills).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from offloadd.channel.framing import ChannelClosed, WorkerEnd
 from offloadd.channel.messages import (
     CancelJob,
     DeviceReport,
+    GiveWay,
     JobEnded,
+    JobParked,
     JobProgressed,
     LoadModel,
     ModelDescribed,
@@ -31,6 +34,7 @@ from offloadd.channel.messages import (
     ModelUnloaded,
     ParameterInfo,
     Register,
+    ResumeJob,
     RunJob,
     UnloadModel,
     WorkerOrder,
@@ -53,15 +57,25 @@ class ScriptedWorker:
         self.orders: queue.Queue[tuple[WorkerOrder, list[bytearray]]] = queue.Queue()
         self.sources: dict[str, str] = {}
         self.cancelled: set[str] = set()
+        self.to_give_way: set[str] = set()
+        self.changed = threading.Condition()
+        self.resumed: set[str] = set()
 
     def receive(self) -> None:
         try:
             while True:
                 message, frames = self.channel.receive()
-                if isinstance(message, CancelJob):
-                    self.cancelled.add(message.job)
-                else:
-                    self.orders.put((message, frames))
+                with self.changed:
+                    match message:
+                        case CancelJob(job=job):
+                            self.cancelled.add(job)
+                        case GiveWay(job=job):
+                            self.to_give_way.add(job)
+                        case ResumeJob(job=job):
+                            self.resumed.add(job)
+                        case _:
+                            self.orders.put((message, frames))
+                    self.changed.notify_all()
         except ChannelClosed:
             os._exit(0)
 
@@ -78,11 +92,11 @@ class ScriptedWorker:
                 case Register():
                     self.register(message)
                 case LoadModel():
-                    self.load(message.name)
+                    self.load(message.name, is_asked=True)
                 case UnloadModel():
                     self.channel.send(ModelUnloaded(name=message.name))
                 case RunJob():
-                    self.job(message, frames)
+                    threading.Thread(target=self.job, args=(message, frames), daemon=True).start()
 
     def register(self, message: Register) -> None:
         name, source = message.spec.name, message.spec.source
@@ -102,7 +116,7 @@ class ScriptedWorker:
             )
         )
 
-    def load(self, name: str) -> None:
+    def load(self, name: str, is_asked: bool) -> ErrorInfo | None:
         source = self.sources[name]
         if source == "/deadly":
             print("loading was too much", file=sys.stderr, flush=True)
@@ -110,16 +124,39 @@ class ScriptedWorker:
         if source == "/broken":
             error = ErrorInfo(code="model_load_failed", message="/broken/unet is truncated")
             self.channel.send(ModelFailed(name=name, error=error))
-            return
+            return error
         if source == "/slow":
             time.sleep(0.3)
-        print(f"loading {name}", file=sys.stderr, flush=True)
+        if is_asked:
+            print(f"loading {name}", file=sys.stderr, flush=True)
         components = [ComponentInfo(name="unet", bytes=100, resident_bytes=100)]
         self.channel.send(
             ModelLoaded(name=name, offload="none", components=components, loading_s=0.01)
         )
+        return None
+
+    def park(self, job: str) -> bool:
+        """Wait for the next turn; False where the job was cancelled instead."""
+        with self.changed:
+            self.to_give_way.discard(job)
+            self.resumed.discard(job)
+            self.channel.send(JobParked(job=job))
+            self.changed.wait_for(lambda: job in self.resumed or job in self.cancelled)
+            return job not in self.cancelled
+
+    def stopped(self, job: str) -> None:
+        error = ErrorInfo(code="cancelled", message="stopped at a border")
+        self.channel.send(JobEnded(job=job, error=error))
 
     def job(self, message: RunJob, frames: list[bytearray]) -> None:
+        if message.awaits_turn:
+            error = self.load(message.model, is_asked=False)
+            if error is not None:
+                self.channel.send(JobEnded(job=message.job, error=error))
+                return
+            if not self.park(message.job):
+                self.stopped(message.job)
+                return
         prompt = message.arguments["prompt"]
         word, _, rest = str(prompt).partition(" ")
         match word:
@@ -147,9 +184,8 @@ class ScriptedWorker:
     def steps(self, message: RunJob, count: int) -> None:
         job = message.job
         for step in range(1, count + 1):
-            if job in self.cancelled:
-                error = ErrorInfo(code="cancelled", message="stopped at a border")
-                self.channel.send(JobEnded(job=job, error=error))
+            if job in self.cancelled or (job in self.to_give_way and not self.park(job)):
+                self.stopped(job)
                 return
             time.sleep(0.01)
             self.channel.send(JobProgressed(job=job, state="running", step=step, steps=count))

@@ -99,7 +99,8 @@ async def test_a_job_that_runs_too_long_is_stopped(serve: Serve) -> None:
         assert finished.error.code == "deadline_exceeded"
         stats = await client.ask(Stats)
         assert stats["jobs"]["failed_total"] == 1
-        assert stats["queue"] == {"depth": 0, "running": 0, "limit": 256}
+        queue = {"depth": 0, "running": 0, "parked": 0, "loading": 0, "limit": 256}
+        assert stats["queue"] == queue
 
 
 async def test_a_full_queue_is_busy_until_a_job_leaves(serve: Serve) -> None:

@@ -82,9 +82,11 @@ def test_one_user_cannot_push_out_what_others_are_remembered_by() -> None:
 def test_times_of_a_job_add_up() -> None:
     one = job("a")
     one.started_s, one.running_since_s = 3.0, 3.5
+    one.used_s, one.turn_since_s = 1.0, 8.0
     timings = one.timings(10.0)
-    assert (timings.queued_s, timings.loading_s, timings.running_s) == (2.0, 0.5, 6.5)
-    one.ended_s = 4.0
-    assert one.timings(10.0).running_s == 0.5
+    assert (timings.queued_s, timings.loading_s) == (2.0, 0.5)
+    assert (timings.running_s, timings.parked_s) == (3.0, 3.5)
+    one.ended_s = 9.0
+    assert (one.timings(10.0).running_s, one.timings(10.0).parked_s) == (2.0, 3.5)
     waiting = job("b").timings(5.0)
     assert (waiting.queued_s, waiting.loading_s, waiting.running_s) == (4.0, 0.0, 0.0)

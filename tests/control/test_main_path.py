@@ -58,7 +58,7 @@ async def test_progress_is_told_while_a_job_runs(serve: Serve) -> None:
         await client.submit("a", "steps 5")
         await client.end_of("a")
         steps = [one.step for one in client.progress if one.state == "running"]
-        assert steps == [1, 2, 3, 4, 5]
+        assert steps == [0, 1, 2, 3, 4, 5]
         assert client.progress[-1].steps == 5
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload_protocol.errors import Busy
-from offloadd.control.scheduler import SWITCH_WORTH, Bounds, Scheduler, Ticket
+from offloadd.control.scheduler import LEAST_TURN_S, SWITCH_WORTH, Bounds, Scheduler, Ticket
 
 BOUNDS = Bounds(limit=100, per_user_limit=100, max_bytes=1000, model_turn_s=30.0)
 
@@ -136,10 +136,10 @@ def test_a_model_that_left_memory_is_no_longer_preferred() -> None:
 
 def test_jobs_on_models_that_cannot_run_yet_wait_without_holding_up_others() -> None:
     scheduler = queued("a:A b:B")
-    one = scheduler.start_next(0.0, lambda model: model == "B")
+    one = scheduler.start_next(0.0, lambda ticket: ticket.model == "B")
     assert one is not None
     assert one.job == "b:B1"
-    assert scheduler.start_next(0.0, lambda model: model == "B") is None
+    assert scheduler.start_next(0.0, lambda ticket: ticket.model == "B") is None
     assert "a:A0" in scheduler
 
 
@@ -163,9 +163,7 @@ def test_what_was_accepted_comes_back_even_into_a_full_queue() -> None:
     one = scheduler.start_next(0.0, lambda _: True)
     assert one is not None
     scheduler.add(ticket("c:M", 3), retry_after_s=1.0)
-    again = scheduler.stopped(one.job, 1.0)
-    assert again is not None
-    scheduler.restore(again)
+    scheduler.put_back(one, 1.0)
     assert len(scheduler) == 3
     assert sorted(started(scheduler).split()) == ["a:M0", "b:M1", "c:M3"]
 
@@ -177,6 +175,72 @@ def test_a_job_that_comes_back_is_the_oldest_of_its_program() -> None:
     scheduler.stopped(one.job, 1.0)
     scheduler.restore(one)
     assert started(scheduler) == "a:M0 a:M1 a:M2"
+
+
+def running(text: str, now_s: float = 0.0, switch_s: float = 0.0) -> Scheduler:
+    """A queue from words, the first of which has the device since `now_s`."""
+    scheduler = Scheduler(BOUNDS, lambda _: switch_s)
+    first, *others = text.split()
+    scheduler.add(ticket(first, 0), retry_after_s=1.0)
+    assert scheduler.start_next(now_s, lambda _: True) is not None
+    for place, word in enumerate(others, 1):
+        scheduler.add(ticket(word, place), retry_after_s=1.0)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("text", "used_s", "is_owed"),
+    [
+        ("a:M", 9.0, False),
+        ("a:M a:M a:M", 9.0, False),
+        ("a:M b:M", LEAST_TURN_S, True),
+        ("a:M b:M", LEAST_TURN_S / 2, False),
+        ("a/p:M a/q:M", 9.0, True),
+        ("a:M!1 b:M", 9.0, False),
+        ("a:M b:M!1", 0.0, True),
+        ("a:M a:M!1", 0.0, True),
+    ],
+)
+def test_case_41_a_job_gives_way_to_whoever_is_owed_the_device(
+    text: str, used_s: float, is_owed: bool
+) -> None:
+    assert running(text).is_owed(used_s, used_s, lambda _: True) is is_owed
+
+
+def test_nobody_gives_way_to_a_job_that_cannot_run() -> None:
+    scheduler = running("a:M b:N")
+    assert not scheduler.is_owed(9.0, 9.0, lambda ticket: ticket.model == "M")
+
+
+def test_case_40_a_job_keeps_the_device_for_as_long_as_a_switch_is_worth() -> None:
+    scheduler = running("a:A b:B", switch_s=2.0)
+    almost_s = 2.0 * SWITCH_WORTH - 0.1
+    assert not scheduler.is_owed(almost_s, almost_s, lambda _: True)
+    assert scheduler.is_owed(almost_s + 0.2, almost_s + 0.2, lambda _: True)
+
+
+def test_a_job_that_gave_way_has_its_next_turn_when_the_other_has_used_as_much() -> None:
+    scheduler = running("a:M b:M b:M b:M b:M")
+    long_one = ticket("a:M", 0)
+    turns = []
+    scheduler.put_back(long_one, 2.0)
+    for _ in range(4):
+        one = scheduler.start_next(0.0, lambda _: True)
+        assert one is not None
+        turns.append(one.user)
+        if one.user == "a":
+            scheduler.put_back(long_one, 2.0)
+        else:
+            scheduler.stopped(one.job, 1.0)
+    assert turns == ["b", "b", "a", "b"]
+
+
+def test_a_job_that_was_set_aside_counts_as_never_started() -> None:
+    scheduler = running("a:A b:B", switch_s=0.0)
+    scheduler.set_aside("a:A0")
+    assert not scheduler.is_owed(9.0, 9.0, lambda _: True)
+    scheduler.put_back(ticket("a:A", 0), 0.0)
+    assert started(scheduler) == "a:A0 b:B1"
 
 
 def test_waiting_requests_are_bounded_in_bytes_but_one_always_fits() -> None:

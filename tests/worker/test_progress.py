@@ -18,9 +18,11 @@ class Bench:
         self.now_s = 0.0
         self.cancelled = False
         self.told: list[JobProgressed] = []
-        self.progress = JobProgress(
-            "a", self.told.append, lambda: self.cancelled, lambda: self.now_s
-        )
+        self.progress = JobProgress("a", self.told.append, self.look, lambda: self.now_s)
+
+    def look(self) -> None:
+        if self.cancelled:
+            raise Cancelled("stop")
 
 
 @pytest.fixture
@@ -49,7 +51,6 @@ def test_a_change_of_state_is_told_at_once(bench: Bench) -> None:
 
 
 LOOKS: dict[str, Callable[[JobProgress], None]] = {
-    "at_border": lambda progress: progress.at_border(),
     "loading": lambda progress: progress.loading(1, 2),
     "running": lambda progress: progress.running(1, 2),
 }

@@ -85,6 +85,13 @@ class WorkerProcess:
             ):
                 return message, frames
 
+    def next_of(self, *kinds: type[FromWorker]) -> tuple[FromWorker, list[bytes]]:
+        """The next message of one of these kinds."""
+        while True:
+            message, frames = self.receive()
+            if isinstance(message, kinds):
+                return message, frames
+
     def run(self, job: str, model: str, seed: int = 1, **arguments: Any) -> JobEnded:
         """Run a job to its end; images and arrays of its outcome are unpacked."""
         frames: list[values.Frame] = []
@@ -93,7 +100,10 @@ class WorkerProcess:
         return self.end_of(job)
 
     def end_of(self, job: str) -> JobEnded:
-        ended, frames = self.expect_frames(JobEnded, job=job)
+        return self.unpacked(*self.expect_frames(JobEnded, job=job))
+
+    def unpacked(self, ended: JobEnded, frames: list[bytes]) -> JobEnded:
+        """The end of a job with its outputs as values."""
         if ended.outcome is None:
             return ended
         outputs = values.unpack(ended.outcome.outputs, frames)

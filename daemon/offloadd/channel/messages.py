@@ -37,16 +37,35 @@ class UnloadModel(ToWorker, frozen=True):
 
 
 class RunJob(ToWorker, frozen=True):
-    """Runs a job on a registered model, which is loaded first if need be."""
+    """Runs a job on a registered model, which is loaded first if need be, beside other turns.
+
+    With `awaits_turn` the job says `JobParked` once its model is loaded, and waits for `ResumeJob`.
+    """
 
     job: str
     model: str
     arguments: dict[str, Any]
     seed: int
+    awaits_turn: bool = False
+
+
+class GiveWay(ToWorker, frozen=True):
+    """Parks the running job at its next border.
+
+    Answered with `JobParked`, `JobStays`, or the job's end.
+    """
+
+    job: str
+
+
+class ResumeJob(ToWorker, frozen=True):
+    """Gives a parked job its next turn."""
+
+    job: str
 
 
 class CancelJob(ToWorker, frozen=True):
-    """Ends a job at its next border; answered with `JobEnded` as a normal end is."""
+    """Ends a job at its next border, or where it waits; answered with `JobEnded` as any end."""
 
     job: str
 
@@ -61,6 +80,8 @@ class DeviceReport(FromWorker, frozen=True):
     resident_bytes: int = 0
     ring_bytes: int = 0
     host_bytes: int = 0
+    parked_bytes: int = 0
+    """Of jobs that gave way."""
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +142,19 @@ class JobProgressed(FromWorker, frozen=True):
     steps: int = 0
 
 
+class JobParked(FromWorker, frozen=True):
+    """A job waits for `ResumeJob`; `held_bytes` is what its own tensors take meanwhile."""
+
+    job: str
+    held_bytes: int = 0
+
+
+class JobStays(FromWorker, frozen=True):
+    """A job was to give way and cannot: there is no room for what it would leave behind."""
+
+    job: str
+
+
 class JobEnded(FromWorker, frozen=True):
     """The end of a job, with its outcome or its error; frames belong to the outcome."""
 
@@ -129,7 +163,9 @@ class JobEnded(FromWorker, frozen=True):
     error: ErrorInfo | None = None
 
 
-WorkerOrder = Register | LoadModel | UnloadModel | RunJob | CancelJob | ArenaOrder
+WorkerOrder = (
+    Register | LoadModel | UnloadModel | RunJob | GiveWay | ResumeJob | CancelJob | ArenaOrder
+)
 WorkerNews = (
     DeviceReport
     | ModelDescribed
@@ -137,6 +173,8 @@ WorkerNews = (
     | ModelFailed
     | ModelUnloaded
     | JobProgressed
+    | JobParked
+    | JobStays
     | JobEnded
     | ArenaNews
 )

@@ -2,12 +2,12 @@
 
 Invariants:
 - A job ends exactly once, whichever of worker, client, clock and shutdown comes first.
-- At most one job is on the worker. A message of the worker about any other job is out of date.
+- A message of the worker about a job that is not on it (see `turns`) is out of date.
 - What is checked is checked before a job is queued, or, while its model is not described yet,
   before it is started.
 - A job may start before the journal has it, but nobody is told that it was accepted, or of its end,
   before that. If the journal cannot take it, it never was.
-- Where a worker dies, its job goes back to the queue, unless it has caused `MAX_STRIKES` deaths.
+- Where a worker dies, its jobs go back to the queue (see `deaths`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from offload_protocol.errors import (
     WorkerCrashed,
 )
 from offload_protocol.messages import Submit
-from offloadd.channel.messages import CancelJob, JobEnded, JobProgressed, RunJob, ToWorker
+from offloadd.channel.messages import JobEnded, JobParked, JobProgressed, JobStays
 from offloadd.control.admission import Admission
-from offloadd.control.deaths import Death
+from offloadd.control.deaths import Death, blame
 from offloadd.control.endings import Endings, Watchers
 from offloadd.control.estimates import steps_of
 from offloadd.control.hosted_model import HostedModel
@@ -38,8 +38,7 @@ from offloadd.control.journal.journal import Accepted, Journal
 from offloadd.control.models import ModelTable
 from offloadd.control.places import Places
 from offloadd.control.scheduler import Scheduler, Ticket
-
-MAX_STRIKES = 2
+from offloadd.control.turns import Order, Turns
 
 
 class Dispatcher:
@@ -54,10 +53,11 @@ class Dispatcher:
         journal: Journal,
         clock: Callable[[], float],
         watchers: Watchers,
-        order: Callable[[ToWorker, Sequence[memoryview]], None],
+        order: Order,
+        max_parked: int = 4,
     ) -> None:
         self.table = endings.table
-        self.running: Job | None = None
+        self.turns = Turns(scheduler, models, clock, max_parked, order, self._ticket)
         self._scheduler = scheduler
         self._models = models
         self._endings = endings
@@ -65,10 +65,14 @@ class Dispatcher:
         self._journal = journal
         self._clock = clock
         self._watchers = watchers
-        self._order = order
         self._places = Places(scheduler, endings.table, watchers, clock)
         self._has_worker = False
         self._refusal: OffloadError | None = None
+
+    @property
+    def running(self) -> Job | None:
+        """The job that has the device."""
+        return self.turns.running
 
     # --- what clients ask -----------------------------------------------------------------------
 
@@ -113,11 +117,11 @@ class Dispatcher:
     def cancel(self, job: Job, reason: OffloadError | None = None) -> None:
         """End a job; nothing happens to one that has ended."""
         reason = reason or Cancelled("the job was cancelled")
-        if self._scheduler.remove(job.key):
-            self._finish(job, reason)
-        elif job is self.running:
+        if self.turns.get(job.key) is job:
             job.stopping = job.stopping or reason
-            self._order(CancelJob(job=job.key), ())
+            self.turns.stop(job)
+        elif self._scheduler.remove(job.key):
+            self._finish(job, reason)
 
     def client_gone(self, client: str) -> None:
         """A client will not come back: end the attached jobs that nobody else is attached to."""
@@ -139,23 +143,29 @@ class Dispatcher:
         self._start_next()
 
     def worker_lost(self, death: Death) -> None:
-        """The worker has died: what it ran is to run again, or fails as the cause of it."""
+        """The worker has died: what was on it is to run again, or fails as the cause of it."""
         self._has_worker = False
-        job = self._take_running()
-        if job is None:
-            return
-        if death.is_own_fault:
-            job.strikes += 1
-            self._journal.strike(job.number, job.strikes)
-        if job.stopping is not None:
-            self._finish(job, job.stopping)
-        elif job.strikes >= MAX_STRIKES:
-            self._finish(job, death.error)
-        else:
-            self._endings.totals.requeued += 1
-            job.put_back()
-            self._scheduler.restore(self._ticket(job))
-            self._watchers.job_moved(job)
+        lost = list(self.turns)
+        suspects = [self.turns.running] if self.turns.running else list(self.turns.loading.values())
+        for job in lost:
+            self.turns.leave(job)
+        for job in lost:
+            error = blame(job, death) if job in suspects else None
+            if job in suspects and death.is_own_fault:
+                self._journal.strike(job.number, job.strikes)
+            if job.stopping is not None:
+                self._finish(job, job.stopping)
+            elif error is not None:
+                self._finish(job, error)
+            else:
+                self._put_back(job)
+
+    def _put_back(self, job: Job) -> None:
+        self._endings.totals.requeued += 1
+        job.put_back()
+        self._scheduler.restore(self._ticket(job))
+        self._places.changed()
+        self._watchers.job_moved(job)
 
     def model_known(self, model: HostedModel) -> None:
         """A model was described, or cannot be: judge the jobs that wait for that."""
@@ -164,32 +174,53 @@ class Dispatcher:
         elif model.error is not None and model.described is None:
             error = codec.to_exception(model.error)
             for job in self.table.live():
-                if job.request.model == model.spec.name and self._scheduler.remove(job.key):
+                is_waiting = self.turns.get(job.key) is None
+                if job.request.model == model.spec.name and is_waiting:
+                    self._scheduler.remove(job.key)
                     self._finish(job, error)
 
     def progressed(self, news: JobProgressed) -> None:
-        """The running job has come further."""
-        job = self.running
-        if job is None or job.key != news.job:
+        """A job has come further."""
+        job = self.turns.get(news.job)
+        if job is None:
             return
         job.state, job.step, job.steps = news.state, news.step, news.steps
-        if news.state == "running" and job.running_since_s is None:
-            job.running_since_s = self._clock()
         self._watchers.job_moved(job)
+        self.turns.look()
+
+    def parked(self, news: JobParked) -> None:
+        """A job has given way, or is ready to begin."""
+        job = self.turns.get(news.job)
+        if job is None:
+            return
+        self.turns.wait_again(job)
+        self._places.changed()
+        self._watchers.job_moved(job)
+        self._start_next()
+
+    def stays(self, news: JobStays) -> None:
+        """The running job could not give way."""
+        self.turns.stays(news.job)
 
     def ended(self, news: JobEnded, frames: Sequence[Frame]) -> None:
-        """The running job has ended."""
-        job = self.running
-        if job is None or job.key != news.job:
+        """A job on the worker has ended."""
+        job = self.turns.get(news.job)
+        if job is None:
             return
-        steps, took_s = steps_of(job.request.arguments), self._places.ran_s(job)
-        self._take_running()
+        steps = steps_of(job.request.arguments)
+        self._leave_worker(job)
         if news.outcome is None:
             self._finish(job, _reason(job, news))
         elif not job.is_void:
-            self._places.estimates.note(job.request.model, steps, took_s)
+            self._places.estimates.note(job.request.model, steps, job.used_s)
             self._endings.complete(job, news.outcome, frames)
         self._start_next()
+
+    def _leave_worker(self, job: Job) -> None:
+        self.turns.leave(job)
+        self._places.changed()
+        if not self.turns.uses(job.request.model):
+            self._models.free(job.request.model)
 
     # --- what time does -------------------------------------------------------------------------
 
@@ -203,15 +234,16 @@ class Dispatcher:
                 self.cancel(job, DeadlineExceeded(f"the job waited longer than {waited_s} s"))
         self._stop_overdue(now_s)
         self._endings.forget_old(now_s)
-        self._places.tell(self.running)
+        self.turns.look()
+        self._places.tell(self.turns.running)
 
     def _stop_overdue(self, now_s: float) -> None:
-        job = self.running
-        if job is None or job.stopping or job.started_s is None:
+        job = self.turns.running
+        if job is None or job.stopping:
             return
         run_s = job.request.run_timeout_s
-        if run_s is not None and now_s - job.started_s >= run_s:
-            self.cancel(job, DeadlineExceeded(f"the job ran longer than {run_s} s"))
+        if run_s is not None and job.device_s(now_s) >= run_s:
+            self.cancel(job, DeadlineExceeded(f"the job had the device for longer than {run_s} s"))
 
     # --- states ---------------------------------------------------------------------------------
 
@@ -231,56 +263,57 @@ class Dispatcher:
 
     def _written(self, job: Job, error: StorageFailed | None) -> None:
         if error is not None:
-            self._scheduler.remove(job.key)
+            if self.turns.get(job.key) is None:
+                self._scheduler.remove(job.key)
             self._endings.disown(job)
-            if job is self.running:
+            if self.turns.get(job.key) is job:
                 self.cancel(job, error)
         job.written(error)
 
     def _start_next(self) -> None:
-        while self._has_worker and self.running is None:
+        while self._has_worker and self.turns.running is None:
             now_s = self._clock()
-            ticket = self._scheduler.start_next(now_s, self._is_runnable)
-            if ticket is None:
-                return
-            self._places.changed()
-            job, model = self.table.get(ticket.job), self._models.get(ticket.model)
-            if job is None or model is None:
-                self._scheduler.stopped(ticket.job, 0.0)
-                continue
-            try:
-                self._models.check(model)
-                self._admission.check(job, model)
-            except OffloadError as error:
-                self._scheduler.stopped(ticket.job, 0.0)
-                self._finish(job, error)
-            else:
-                self._start(job, model, now_s)
+            job = self._next(now_s, self.turns.may_take_turn)
+            if job is None:
+                break
+            if self._is_fit(job):
+                self.turns.begin(job, now_s)
+                self._watchers.job_moved(job)
+        while self._has_worker and self.turns.may_load_for_waiting():
+            # Its model is loaded beside the turn of whichever job has one.
+            job = self._next(self._clock(), self.turns.may_load)
+            if job is None:
+                break
+            self._scheduler.set_aside(job.key)
+            if self._is_fit(job):
+                self.turns.begin_loading(job, self._clock())
+                self._watchers.job_moved(job)
+        self.turns.look()
 
-    def _is_runnable(self, name: str) -> bool:
-        model = self._models.get(name)
-        return model is not None and model.is_registered
-
-    def _start(self, job: Job, model: HostedModel, now_s: float) -> None:
-        self.running, job.started_s, job.position = job, now_s, None
-        job.state = "loading"
-        if model.loaded is not None and not model.is_unloading:
-            job.state, job.running_since_s = "running", now_s
-        order = RunJob(
-            job=job.key,
-            model=job.request.model,
-            arguments=job.request.arguments,
-            seed=job.seed,
-        )
-        self._order(order, job.frames)
-        self._watchers.job_moved(job)
-
-    def _take_running(self) -> Job | None:
-        job, self.running = self.running, None
-        if job is not None:
-            self._scheduler.stopped(job.key, self._places.ran_s(job))
-            self._places.changed()
+    def _next(self, now_s: float, may: Callable[[Ticket], bool]) -> Job | None:
+        ticket = self._scheduler.start_next(now_s, may)
+        if ticket is None:
+            return None
+        self._places.changed()
+        job = self.table.get(ticket.job)
+        assert job is not None, "what waits is in the table"
         return job
+
+    def _is_fit(self, job: Job) -> bool:
+        """Whether a job may start; otherwise it has ended here."""
+        if self.turns.get(job.key) is job:
+            return True
+        model = self._models.get(job.request.model)
+        try:
+            if model is None:
+                raise _not_hosted(job)
+            self._models.check(model)
+            self._admission.check(job, model)
+        except OffloadError as error:
+            self._scheduler.stopped(job.key, 0.0)
+            self._finish(job, error)
+            return False
+        return True
 
     def _finish(self, job: Job, error: OffloadError) -> None:
         self._places.changed()

@@ -114,8 +114,10 @@ class Endings:
 
     def complete(self, job: Job, outcome: Outcome, frames: Sequence[Frame]) -> None:
         """The job has made something."""
-        waited_s = job.timings(self._clock()).queued_s
-        timings = msgspec.structs.replace(outcome.timings, queued_s=waited_s)
+        seen = job.timings(self._clock())
+        timings = msgspec.structs.replace(
+            outcome.timings, queued_s=seen.queued_s, parked_s=seen.parked_s
+        )
         outcome = msgspec.structs.replace(outcome, timings=timings)
         self.totals.completed += 1
         self._end(job, Finished(job=job.request.job, state="done", outcome=outcome), frames)
@@ -137,6 +139,7 @@ class Endings:
 
     def _end(self, job: Job, finished: Finished, frames: Sequence[Frame]) -> None:
         job.state, job.ended_s, job.position = finished.state, self._clock(), None
+        job.used_s, job.turn_since_s = job.device_s(job.ended_s), None
         job.release_request()
         result = encoded(finished, frames)
         self.results.keep(job.key, result)

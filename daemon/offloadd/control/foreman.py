@@ -10,7 +10,9 @@ from offload_protocol.errors import WorkerCrashed
 from offloadd.channel.messages import (
     DeviceReport,
     JobEnded,
+    JobParked,
     JobProgressed,
+    JobStays,
     ModelDescribed,
     ModelFailed,
     ModelLoaded,
@@ -72,6 +74,10 @@ class Foreman:
         match news:
             case JobProgressed():
                 self._dispatcher.progressed(news)
+            case JobParked():
+                self._dispatcher.parked(news)
+            case JobStays():
+                self._dispatcher.stays(news)
             case JobEnded():
                 self._dispatcher.ended(news, frames)
             case DeviceReport():

@@ -159,7 +159,8 @@ class Handlers:
         self._roles.require(session.connection.peer, "unloading a model")
         self._check_changes()
         model = self._models.find(request.name)
-        return self._models.unload(model, self._dispatcher.table.uses(request.name))
+        is_used = self._dispatcher.table.uses(request.name)
+        return self._models.unload(model, is_used, self._dispatcher.turns.uses(request.name))
 
     def _pin(self, session: Session, request: Pin, frames: Frames) -> Answer:
         self._roles.require(session.connection.peer, "pinning a model")

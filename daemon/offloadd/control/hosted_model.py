@@ -30,6 +30,8 @@ class HostedModel:
     """It takes no new jobs and is forgotten once its last one has ended."""
     is_unloading: bool = False
     """The worker was told to unload it and has not answered."""
+    leaves_when_free: bool = False
+    """It is to be unloaded once no job is in the middle of it; none begins before that."""
     is_pinned: bool = False
     failures: int = 0
     """Loads in a row that failed."""
@@ -42,6 +44,16 @@ class HostedModel:
     """Why it is in memory, or why it left."""
     load_waiters: list[Waiter] = field(default_factory=list)
     unload_waiters: list[Waiter] = field(default_factory=list)
+
+    @property
+    def is_ready(self) -> bool:
+        """Jobs can run on it now."""
+        return self.loaded is not None and self.is_registered and not self.is_going
+
+    @property
+    def is_going(self) -> bool:
+        """It is leaving memory, or about to."""
+        return self.is_unloading or self.leaves_when_free
 
     def info(self) -> ModelInfo:
         """The model as it is shown."""

@@ -57,6 +57,8 @@ class Job:
     """Its row in the journal."""
     strikes: int = 0
     """How often the worker died of itself while this job held the turn."""
+    kills: int = 0
+    """How often this daemon saw the worker killed from outside while this job held the turn."""
     state: JobState = "queued"
     position: int | None = None
     starts_in_s: float | None = None
@@ -64,6 +66,10 @@ class Job:
     steps: int = 0
     started_s: float | None = None
     running_since_s: float | None = None
+    turn_since_s: float | None = None
+    """Since when it has the device, if it has."""
+    used_s: float = 0.0
+    """How long it had the device in earlier turns."""
     ended_s: float | None = None
     checked: bool = False
     """Its arguments were compared with what the model takes."""
@@ -101,7 +107,12 @@ class Job:
     def put_back(self) -> None:
         """It is to run once more, from the beginning."""
         self.state, self.step, self.steps = "queued", 0, 0
-        self.started_s = self.running_since_s = None
+        self.started_s = self.running_since_s = self.turn_since_s = None
+        self.used_s = 0.0
+
+    def device_s(self, now_s: float) -> float:
+        """How long it has had the device."""
+        return self.used_s + (0.0 if self.turn_since_s is None else now_s - self.turn_since_s)
 
     def release_request(self) -> None:
         """Let go of what was asked; the fingerprint stays to know it by."""
@@ -109,14 +120,16 @@ class Job:
         self.request = msgspec.structs.replace(self.request, arguments={})
 
     def timings(self, now_s: float) -> Timings:
-        """How long it has waited, loaded and computed so far."""
+        """How long it has waited, loaded, computed and given way so far."""
         now_s = self.ended_s if self.ended_s is not None else now_s
         started_s = self.started_s if self.started_s is not None else now_s
-        running_s = self.running_since_s if self.running_since_s is not None else now_s
+        first_s = self.running_since_s if self.running_since_s is not None else now_s
+        running_s = self.device_s(now_s)
         return Timings(
             queued_s=started_s - self.submitted_s,
-            loading_s=max(running_s - started_s, 0.0),
-            running_s=now_s - running_s,
+            loading_s=max(first_s - started_s, 0.0),
+            running_s=running_s,
+            parked_s=max(now_s - first_s - running_s, 0.0),
         )
 
     def info(self, now_s: float, viewer: str) -> JobInfo:

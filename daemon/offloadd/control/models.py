@@ -146,6 +146,11 @@ class ModelTable:
         """Load a model, or join those who wait for it; the future gives it when it is ready."""
         waiter = _new_waiter()
         model.is_wanted = True
+        if model.leaves_when_free:
+            # Who wants it now came later than who wanted it gone.
+            model.leaves_when_free = False
+            for overtaken in _taken(model.unload_waiters):
+                overtaken.set_result(model.info())
         if model.loaded is not None and not model.is_unloading:
             waiter.set_result(model.info())
             return waiter
@@ -178,10 +183,11 @@ class ModelTable:
             model.is_wanted = False
             self._order_unload(model, forget=False, reason=reason)
 
-    def unload(self, model: HostedModel, is_used: bool) -> Waiter:
+    def unload(self, model: HostedModel, is_used: bool, is_in_turn: bool = False) -> Waiter:
         """Take a model out of memory; the future gives it when it is gone.
 
-        One that came by `load` is forgotten too, after the jobs that use it.
+        One that came by `load` is forgotten too, after the jobs that use it. Any other waits for
+        those that are in the middle of it.
         """
         waiter = _new_waiter()
         model.is_wanted = model.is_pinned = False
@@ -191,9 +197,17 @@ class ModelTable:
             self._failed(model, codec.error_info(_unloaded_meanwhile(model)))
         if not self._has_worker:
             self._unloaded(model)
+        elif model.configured and is_in_turn:
+            model.leaves_when_free = True
         elif model.configured or not is_used:
             self._order_unload(model, forget=model.is_leaving, reason="left: a client unloaded it")
         return waiter
+
+    def free(self, name: str) -> None:
+        """No job is in the middle of a model any more; one that was to leave may go."""
+        model = self._models.get(name)
+        if model is not None and model.leaves_when_free:
+            self._order_unload(model, forget=False, reason="left: a client unloaded it")
 
     def unused(self, name: str) -> None:
         """The last job on a model has ended; one that is leaving may go."""
@@ -227,7 +241,7 @@ class ModelTable:
             was_registered, model.is_registered = model.is_registered, False
             if model.loaded is not None:
                 model.loaded, model.reason = None, f"left: {error.message}"
-            model.is_unloading = False
+            model.is_unloading = model.leaves_when_free = False
             model.idle_until_s = model.expires_at = None
             if model.is_loading and had_worker and was_registered:
                 model.is_wanted = False
@@ -283,7 +297,7 @@ class ModelTable:
 
     def _order_unload(self, model: HostedModel, forget: bool, reason: str) -> None:
         _log.info("model %s %s", model.spec.name, reason)
-        model.reason, model.is_unloading = reason, True
+        model.reason, model.is_unloading, model.leaves_when_free = reason, True, False
         self._order(UnloadModel(name=model.spec.name, forget=forget))
 
     def _failed(self, model: HostedModel, error: ErrorInfo) -> None:

@@ -38,19 +38,16 @@ class Places:
         self._are_old = False
         busy_s = 0.0
         if running is not None:
-            busy_s = max(self.expected_s(running) - self.ran_s(running), 0.0)
+            busy_s = self.expected_s(running)
         for place in self._scheduler.places(self._clock(), busy_s):
             job = self._table.get(place.job)
-            if job is not None:
+            if job is not None and job.state == "queued":
                 has_moved = job.position != place.position
                 job.position, job.starts_in_s = place.position, place.starts_in_s
                 if has_moved:
                     self._watchers.job_moved(job)
 
     def expected_s(self, job: Job) -> float:
-        """How long a job will have the device."""
-        return self.estimates.expected_s(job.request.model, steps_of(job.request.arguments))
-
-    def ran_s(self, job: Job) -> float:
-        """How long a job has had the device."""
-        return 0.0 if job.started_s is None else self._clock() - job.started_s
+        """How long a job will have the device from now on."""
+        whole_s = self.estimates.expected_s(job.request.model, steps_of(job.request.arguments))
+        return max(whole_s - job.device_s(self._clock()), 0.0)

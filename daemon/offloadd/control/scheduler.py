@@ -1,19 +1,23 @@
-"""Which waiting job runs next: a pure queue, to which times and costs are handed in.
+"""Which waiting job has the next turn: a pure queue, to which times and costs are handed in.
 
 The rule, in this order:
-1. Only jobs whose model can be run now take part.
+1. Only jobs that can run now take part.
 2. The highest priority goes first.
 3. The user who has used the device least is owed it, then that user's program that has (see
    `shares`), and of its jobs the oldest.
 4. Where that means another model than the present one, jobs on the present one go first while its
    turn lasts: `SWITCH_WORTH` times what a switch costs, so that switching takes at most a fifth
    of the time, but never longer than `model_turn_s`. A switch that costs nothing waits for nothing.
+
+A running job is measured by the same rule, as if it had stopped now: where the rule gives the
+device to another user or program, and the job has had it for `LEAST_TURN_S`, it is to give way.
+Jobs of one program do not interrupt each other, but for a higher priority.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from offload_protocol.errors import Busy
@@ -21,10 +25,13 @@ from offloadd.control.shares import Shares
 
 SWITCH_WORTH = 5.0
 
+LEAST_TURN_S = 0.1
+"""How long a job has the device at least, before another of its priority may take it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A job in the queue. `expected_s` is how long it will have the device."""
+    """A job in the queue. `expected_s` is how long it will have the device from now on."""
 
     job: str
     user: str
@@ -65,6 +72,10 @@ class _Turn:
 _Lanes = dict[tuple[int, str, str, str], list[Ticket]]
 
 
+Runnable = Callable[[Ticket], bool]
+Rank = Callable[[Ticket], tuple[float, ...]]
+
+
 class Scheduler:
     """The queue of one device. `switch_s` is what it takes to make a model the present one."""
 
@@ -73,9 +84,11 @@ class Scheduler:
         self._switch_s = switch_s
         self._waiting: dict[str, Ticket] = {}
         self._running: dict[str, Ticket] = {}
+        self._aside: dict[str, Ticket] = {}
         self._lanes: _Lanes = {}
+        self._by_model: dict[str, int] = {}
         self._shares = Shares()
-        self._turn = _Turn()
+        self._turn = self._turn_before = _Turn()
         self._waiting_bytes = 0
 
     def __len__(self) -> int:
@@ -83,6 +96,11 @@ class Scheduler:
 
     def __contains__(self, job: str) -> bool:
         return job in self._waiting
+
+    @property
+    def models(self) -> Collection[str]:
+        """The models that jobs wait for."""
+        return self._by_model.keys()
 
     def add(self, ticket: Ticket, retry_after_s: float) -> None:
         """Queue a job; raises `Busy`, with `retry_after_s` for the client, where there is no room.
@@ -110,6 +128,7 @@ class Scheduler:
         self._waiting[ticket.job] = ticket
         self._waiting_bytes += ticket.size_bytes
         self._shares.enter(ticket.user, ticket.program)
+        self._by_model[ticket.model] = self._by_model.get(ticket.model, 0) + 1
         insort(self._lanes.setdefault(_lane(ticket), []), ticket, key=_age)
 
     def remove(self, job: str) -> bool:
@@ -133,26 +152,53 @@ class Scheduler:
         if self._turn.model == model:
             self._turn = _Turn()
 
-    def start_next(self, now_s: float, runnable: Callable[[str], bool]) -> Ticket | None:
-        """Take out the job that runs now, or None; `runnable` says it of a model."""
-        heads = [lane[0] for lane in self._lanes.values() if runnable(lane[0].model)]
+    def start_next(self, now_s: float, runnable: Runnable) -> Ticket | None:
+        """Take out the job that has the device now, or None where none is `runnable`."""
+        heads = self._heads(runnable)
         if not heads:
             return None
-        ticket = self._choose(heads, self._shares, self._turn, now_s)
+        ticket = self._choose(heads, _rank(self._shares), self._turn, now_s)
         self._take_out(ticket)
         self._running[ticket.job] = ticket
         self._shares.serve(ticket.user, ticket.program)
+        self._turn_before = self._turn
         if ticket.model != self._turn.model:
             self._turn = _Turn(ticket.model, now_s)
         return ticket
 
-    def stopped(self, job: str, used_s: float) -> Ticket | None:
-        """A job that was started has given the device back; gives its ticket, to be restored."""
-        ticket = self._running.pop(job, None)
+    def is_owed(self, now_s: float, used_s: float, runnable: Runnable) -> bool:
+        """Whether the running job, `used_s` into its turn, is to give way to another's."""
+        running = next(iter(self._running.values()), None)
+        heads = self._heads(runnable)
+        if running is None or not heads:
+            return False
+        if max(ticket.priority for ticket in heads) > running.priority:
+            return True
+        if used_s < LEAST_TURN_S:
+            return False
+        rank = _rank(self._shares, running, used_s)
+        chosen = self._choose([*heads, running], rank, self._turn, now_s)
+        return (chosen.user, chosen.program) != (running.user, running.program)
+
+    def set_aside(self, job: str) -> None:
+        """A job that was started does not need the device yet: it is as if it had not been."""
+        self._aside[job] = self._running.pop(job)
+        self._turn = self._turn_before
+
+    def put_back(self, ticket: Ticket, used_s: float) -> None:
+        """A job that was started waits for the device again, and has used it for so long."""
+        self.restore(ticket)
+        before = self._running.pop(ticket.job, None) or self._aside.pop(ticket.job)
+        if used_s:
+            self._shares.charge(before.user, before.program, used_s)
+        self._shares.leave(before.user, before.program)
+
+    def stopped(self, job: str, used_s: float) -> None:
+        """A job that was started is no longer there, and has used the device for so long."""
+        ticket = self._running.pop(job, None) or self._aside.pop(job, None)
         if ticket is not None:
             self._shares.charge(ticket.user, ticket.program, used_s)
             self._shares.leave(ticket.user, ticket.program)
-        return ticket
 
     def places(self, now_s: float, busy_s: float = 0.0) -> list[Place]:
         """The waiting jobs in the order of their start, if nothing else comes.
@@ -166,7 +212,7 @@ class Scheduler:
         places: list[Place] = []
         while lanes:
             heads = [lane[-1] for lane in lanes.values()]
-            ticket = self._choose(heads, shares, turn, time_s)
+            ticket = self._choose(heads, _rank(shares), turn, time_s)
             places.append(Place(ticket.job, len(places) + 1, time_s - now_s))
             shares.serve(ticket.user, ticket.program)
             used_s = ticket.expected_s
@@ -178,11 +224,12 @@ class Scheduler:
             _shorten(lanes, ticket)
         return places
 
-    def _choose(self, heads: Iterable[Ticket], shares: Shares, turn: _Turn, now_s: float) -> Ticket:
-        def rank(ticket: Ticket) -> tuple[float, float, float]:
-            return *shares.rank(ticket.user, ticket.program), ticket.submitted_s
+    def _heads(self, runnable: Runnable) -> list[Ticket]:
+        """The oldest job that can run of each user's program, by model and priority."""
+        heads = (next(filter(runnable, lane), None) for lane in self._lanes.values())
+        return [ticket for ticket in heads if ticket is not None]
 
-        heads = list(heads)
+    def _choose(self, heads: list[Ticket], rank: Rank, turn: _Turn, now_s: float) -> Ticket:
         highest = max(ticket.priority for ticket in heads)
         heads = [ticket for ticket in heads if ticket.priority == highest]
         owed = min(heads, key=rank)
@@ -195,10 +242,26 @@ class Scheduler:
     def _take_out(self, ticket: Ticket) -> None:
         del self._waiting[ticket.job]
         self._waiting_bytes -= ticket.size_bytes
+        self._by_model[ticket.model] -= 1
+        if not self._by_model[ticket.model]:
+            del self._by_model[ticket.model]
         lane = self._lanes[_lane(ticket)]
         lane.remove(ticket)
         if not lane:
             del self._lanes[_lane(ticket)]
+
+
+def _rank(shares: Shares, running: Ticket | None = None, used_s: float = 0.0) -> Rank:
+    """Who is owed most comes first; the party of `running` has used the device `used_s` longer."""
+
+    def rank(ticket: Ticket) -> tuple[float, ...]:
+        user_s, program_s = shares.rank(ticket.user, ticket.program)
+        if running is not None and ticket.user == running.user:
+            user_s += used_s
+            program_s += used_s if ticket.program == running.program else 0.0
+        return user_s, program_s, ticket.submitted_s
+
+    return rank
 
 
 def _lane(ticket: Ticket) -> tuple[int, str, str, str]:

@@ -191,6 +191,7 @@ class Server:
             self._clock,
             telling,
             self._supervisor.send,
+            self._config.queue.max_parked,
         )
 
     # --- life -----------------------------------------------------------------------------------

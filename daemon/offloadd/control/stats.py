@@ -50,6 +50,7 @@ def devices(report: DeviceReport | None) -> list[dict[str, Any]]:
             "budget_bytes": report.total_bytes,
             "resident_bytes": report.resident_bytes,
             "ring_bytes": report.ring_bytes,
+            "parked_bytes": report.parked_bytes,
         }
     ]
 
@@ -109,7 +110,14 @@ def _owner(model: str, component: str) -> str:
 
 def queue(waiting: int, dispatcher: Dispatcher, limit: int) -> dict[str, int]:
     """The key `queue`."""
-    return {"depth": waiting, "running": int(dispatcher.running is not None), "limit": limit}
+    turns = dispatcher.turns
+    return {
+        "depth": waiting - sum(job.stopping is None for job in turns.parked.values()),
+        "running": int(turns.running is not None),
+        "parked": len(turns.parked),
+        "loading": len(turns.loading),
+        "limit": limit,
+    }
 
 
 def jobs(totals: Totals, results: Results) -> dict[str, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from offloadd.hosting.borders import Borders
 from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.packs import Packs
@@ -52,6 +53,9 @@ class DeviceHost:
         """
         self.device = accelerator.device
         self.beside_turns = beside_turns
+        self.borders = Borders()
+        self.parked_bytes = 0
+        """Device memory of jobs that were put aside."""
         self.reader = reader
         self.arena = arena
         self._cache = cache
@@ -65,12 +69,28 @@ class DeviceHost:
         else:
             # The host's memory: whoever shares it is counted where models are loaded.
             budget_bytes, reserve_bytes = memory.total_bytes, 0
-        self.engine = Engine(self._accelerator, budget_bytes, reserve_bytes=reserve_bytes)
+        self.engine = Engine(
+            self._accelerator,
+            budget_bytes,
+            reserve_bytes=reserve_bytes,
+            on_border=self.borders.at_root,
+        )
 
     @property
     def computes_in_host_memory(self) -> bool:
         """Whether weights in host memory are computed on where they are."""
         return not self._accelerator.has_dma
+
+    def has_room_for_parked(self, more_bytes: int) -> bool:
+        """Whether so much may stay on the device beside the activations of the next job.
+
+        In host memory everything stays where it is.
+        """
+        if self.computes_in_host_memory:
+            return True
+        stats = self.engine.stats()
+        taken_bytes = stats.resident_bytes + stats.ring_bytes + stats.reserve_bytes
+        return taken_bytes + self.parked_bytes + more_bytes <= stats.budget_bytes
 
     @property
     def alignment_bytes(self) -> int:

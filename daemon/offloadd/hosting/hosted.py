@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,9 +14,11 @@ import torch
 
 from offload_protocol.messages import ComponentInfo
 from offloadd.hosting.arguments import Call
+from offloadd.hosting.aside import JobAside
 from offloadd.hosting.describe import Description
 from offloadd.hosting.device_host import DeviceHost
-from offloadd.hosting.job_view import OnStep, borders, job_view
+from offloadd.hosting.global_state import Randomness, seed_all
+from offloadd.hosting.job_view import OnStep, job_view
 from offloadd.hosting.loading import Loaded, OnComponent, load_pipeline, modules
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.offloading import Placement, apply_plan
@@ -24,7 +27,10 @@ from offloadd.hosting.presets import resting_on_disk
 
 
 class HostedModel:
-    """A pipeline that is ready to run; used by one thread at a time."""
+    """A pipeline that is ready to run; the thread that has the turn uses it.
+
+    Several jobs may be in the middle of a run, each in its own thread, if all but one gave way.
+    """
 
     def __init__(
         self, description: Description, host: DeviceHost, loaded: Loaded, placement: Placement
@@ -32,11 +38,16 @@ class HostedModel:
         self.description = description
         self.device = host.device
         self.moved_bytes = 0
-        """Bytes of weights that the last run moved to the device."""
+        """Bytes of weights that the last run to end moved to the device, in its own turns."""
         self._host = host
         self._pipeline = loaded.pipeline
         self._loaded = loaded
         self._placement = placement
+        self._unwatch = [
+            undo
+            for module in modules(loaded.pipeline).values()
+            for undo in host.borders.watch_inside(module)
+        ]
 
     @classmethod
     def load(
@@ -73,26 +84,42 @@ class HostedModel:
         """Bytes of weights on the device now."""
         return sum(self._placement.resident_bytes().values())
 
-    def run(self, call: Call, on_step: OnStep, at_border: Callable[[], None]) -> dict[str, Any]:
+    def run(
+        self,
+        call: Call,
+        on_step: OnStep,
+        at_border: Callable[[], None],
+        at_root: Callable[[JobAside], None] | None = None,
+    ) -> dict[str, Any]:
         """Draw; gives the pipeline's outputs as plain values.
 
-        Raises whatever the pipeline, `on_step` or `at_border` raises; in each case the model is
-        ready for the next call.
+        `at_border` is called wherever the job may be stopped. `at_root` (instead of it, at the
+        entry of a root module's forward) may also let others use the model and the device, between
+        `leave` and `come_back` of what it is given. Raises whatever the pipeline or these raise; in
+        each case the model is ready for the next call.
         """
-        engine = self._host.engine
         view = job_view(self._pipeline, self.device, on_step)
-        before_bytes = engine.counters.moved_bytes
-        engine.on_border = lambda component: at_border()
+        aside = JobAside(self._host, modules(self._pipeline), sys._getframe())
+
+        def at_root_border() -> None:
+            if at_root is None:
+                at_border()
+            else:
+                at_root(aside)
+
         try:
-            with torch.no_grad(), _own_randomness(call.seeds[0], self.device):
-                with borders(view, at_border):
-                    output = view(**call.with_noise(self.description.takes_generator))
+            with (
+                torch.no_grad(),
+                _own_randomness(call.seeds[0], self.device),
+                self._host.borders.heard(at_root_border, at_border),
+            ):
+                output = view(**call.with_noise(self.description.takes_generator))
                 outputs = plain_outputs(output)
             self._placement.settle()
+            return outputs
         finally:
-            engine.on_border = _no_border
-            self.moved_bytes = engine.counters.moved_bytes - before_bytes
-        return outputs
+            self.moved_bytes = aside.moved_bytes
+            aside.close()
 
     def components(self) -> list[ComponentInfo]:
         """Each component with its bytes and where they are."""
@@ -116,6 +143,8 @@ class HostedModel:
     def unload(self) -> list[str]:
         """Take the model out of memory; gives the components that something still holds."""
         watched = {name: weakref.ref(module) for name, module in modules(self._pipeline).items()}
+        while self._unwatch:
+            self._unwatch.pop()()
         self._placement.remove()
         self._loaded.close()
         del self._pipeline, self._loaded
@@ -136,10 +165,6 @@ def give_memory_back(device: torch.device) -> None:
         trim(0)
 
 
-def _no_border(component: str) -> None:
-    """Between jobs nobody cancels."""
-
-
 def _host_bytes(source: Any) -> int:
     # A source that rests on disk holds nothing, and has no such figure.
     return int(getattr(source, "host_bytes", 0))
@@ -149,7 +174,9 @@ def _host_bytes(source: Any) -> int:
 def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
     # A pipeline that draws without a generator still gives the same picture for the same seed,
     # and leaves no trace in what the next one draws.
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    before = Randomness.now(device)
+    seed_all(seed)
+    try:
         yield
+    finally:
+        before.restore(device)

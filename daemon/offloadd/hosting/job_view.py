@@ -1,4 +1,4 @@
-"""One job's view of a pipeline: the same weights, but its own state, progress and borders.
+"""One job's view of a pipeline: the same weights, but its own state and progress.
 
 Schedulers count their steps and pipelines keep settings of the call on themselves; a job works on
 copies of both, so that neither a job before it nor one that was broken off shows in its picture.
@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from torch import nn
-
-from offloadd.hosting.loading import modules
 
 OnStep = Callable[[int, int], None]
 """Told the steps done and their number (0 while unknown); may raise to stop the job."""
-
-_DEPTH_IN_AUTOENCODER = 3
 
 
 def job_view(pipeline: Any, device: torch.device, on_step: OnStep) -> Any:
@@ -93,35 +87,6 @@ class StepBar:
 
     def _tell(self) -> None:
         self._on_step(self.n, self.total)
-
-
-@contextmanager
-def borders(pipeline: Any, at_border: Callable[[], None]) -> Iterator[None]:
-    """Call `at_border` inside components that are entered by other methods than their forward.
-
-    Those are autoencoders: their inner modules count as borders. The forwards of components are the
-    engine's borders (`Engine.on_border`).
-    """
-    handles = [
-        module.register_forward_pre_hook(lambda *_: at_border())
-        for component in modules(pipeline).values()
-        for module in _bordered(component)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _bordered(component: nn.Module) -> list[nn.Module]:
-    if not hasattr(component, "decode"):
-        return []
-    return [
-        module
-        for name, module in component.named_modules()
-        if name and name.count(".") < _DEPTH_IN_AUTOENCODER
-    ]
 
 
 def _length(iterable: Any) -> int:

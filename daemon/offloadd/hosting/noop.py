@@ -68,7 +68,9 @@ class NoopModel:
             ],
         )
 
-    def run(self, call: Call, on_step: OnStep, at_border: Callable[[], None]) -> dict[str, Any]:
+    def run(
+        self, call: Call, on_step: OnStep, at_border: Callable[[], None], at_root: Any = None
+    ) -> dict[str, Any]:
         """The output as plain values; raises `InvalidRequest`, or what `at_border` raises."""
         at_border()
         return self._pipeline(**call.arguments)

@@ -230,6 +230,10 @@ class Engine:
                 planning.start(self._terms(planning.component.name))
             raise
 
+    def empty(self) -> None:
+        """Let everything go that is on the device and can come back; nothing may be computing."""
+        self._executor.drop_all()
+
     def settle(self) -> None:
         """Let every component's plan advance that has measured enough; call between jobs.
 

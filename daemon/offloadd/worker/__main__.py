@@ -21,7 +21,8 @@ from offloadd.store.reader import DiskReader
 from offloadd.worker.exits import CHANNEL_CLOSED, NO_DEVICE
 from offloadd.worker.journal_log import start_log
 from offloadd.worker.orders import Orders
-from offloadd.worker.receiver import end_process, start_receiver
+from offloadd.worker.receiver import Desk, end_process, start_receiver
+from offloadd.worker.turns import Turns
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
@@ -36,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _die_with_parent()
     _wait_without_spinning()
     channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
-    orders = Orders()
     reader = DiskReader()
     arena = ArenaClient(reader, channel.send)
-    start_receiver(channel, orders, arena)
+    desk = Desk(Orders(), Orders(), Turns(channel.send), arena)
+    start_receiver(channel, desk)
 
     from offloadd.worker.device import DeviceMissing, find_device, report
 
@@ -54,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ChannelClosed:
         end_process(CHANNEL_CLOSED)
 
-    from offloadd.worker.device_thread import DeviceThread
+    from offloadd.worker.crew import Crew
 
-    DeviceThread(channel, orders, device, arena, reader).run()
+    Crew(channel, desk, device, reader).run()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -81,7 +81,11 @@ def measure(device: Device) -> Memory:
 
 
 def report(
-    device: Device, resident_bytes: int, ring_bytes: int = 0, host_bytes: int = 0
+    device: Device,
+    resident_bytes: int,
+    ring_bytes: int = 0,
+    host_bytes: int = 0,
+    parked_bytes: int = 0,
 ) -> DeviceReport:
     """What the control plane is told about the device."""
     memory = measure(device)
@@ -93,6 +97,7 @@ def report(
         resident_bytes=resident_bytes,
         ring_bytes=ring_bytes,
         host_bytes=host_bytes,
+        parked_bytes=parked_bytes,
     )
 
 

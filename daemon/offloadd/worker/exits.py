@@ -10,3 +10,6 @@ NO_DEVICE = 20
 
 DEVICE_FAULT = 21
 """The device or its driver failed in a way that poisons the process; a new process may do."""
+
+BROKEN = 22
+"""A thread of the worker ended by a fault of the worker itself."""

@@ -1,8 +1,14 @@
-"""The models that this worker knows, and those of them that are in memory."""
+"""The models that this worker knows, and those of them that are in memory.
+
+A model is loaded once however many threads ask for it, by the thread that asks first, without the
+device but for moments; and it is not unloaded while a job is in the middle of its call.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import Counter
 
 from offload_protocol.errors import InternalError, UnknownModel
 from offloadd.channel.specs import ModelSpec
@@ -12,29 +18,38 @@ from offloadd.hosting.hosted import HostedModel, give_memory_back
 from offloadd.hosting.loading import OnComponent
 from offloadd.hosting.noop import SOURCE as NOOP
 from offloadd.hosting.noop import NoopModel
+from offloadd.worker.baton import Baton
 from offloadd.worker.device import Device, measure
+
+LOOK_S = 0.1
+"""How often a job that waits for another's load looks whether it was cancelled."""
 
 _log = logging.getLogger(__name__)
 
 
 class Models:
-    """Known and loaded models by name; used by the device thread alone."""
+    """Known and loaded models by name; any thread may use it."""
 
-    def __init__(self, device: Device, host: DeviceHost) -> None:
+    def __init__(self, device: Device, host: DeviceHost, baton: Baton) -> None:
         self._device = device
         self._host = host
+        self._baton = baton
+        self._changed = threading.Condition()
         self._known: dict[str, Description | NoopModel] = {}
         self._loaded: dict[str, HostedModel | NoopModel] = {}
+        self._busy: set[str] = set()
+        """Being loaded or unloaded by some thread."""
+        self._users: Counter[str] = Counter()
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of all models' weights on the device."""
-        return sum(model.resident_bytes for model in self._loaded.values())
+        """Bytes of all models' weights on the device; the caller has the baton."""
+        return sum(model.resident_bytes for model in self._in_memory())
 
     @property
     def host_bytes(self) -> int:
         """Bytes of all models' weights in host memory; what models share counts for each."""
-        return sum(one.host_bytes for model in self._loaded.values() for one in model.components())
+        return sum(one.host_bytes for model in self._in_memory() for one in model.components())
 
     def register(self, spec: ModelSpec) -> Description | NoopModel:
         """Check a model and make it known; one of that name is unloaded if it was another.
@@ -48,48 +63,96 @@ class Models:
         self._known[spec.name] = description
         return description
 
-    def description(self, name: str) -> Description | NoopModel:
-        """What is known of a model; raises `UnknownModel`."""
+    def use(self, name: str, on_component: OnComponent) -> tuple[HostedModel | NoopModel, bool]:
+        """The model, which stays in memory until `leave`; and whether this call has loaded it.
+
+        Raises what loading raises, with nothing left behind, and what `on_component` raises.
+        """
+        with self._changed:
+            while True:
+                model = self._loaded.get(name)
+                if name not in self._busy:
+                    break
+                if not self._changed.wait(LOOK_S):
+                    on_component(0, 0)
+            self._users[name] += 1
+            if model is not None:
+                return model, False
+            self._busy.add(name)
         try:
-            return self._known[name]
-        except KeyError:
-            raise UnknownModel(f"this worker knows no model {name!r}") from None
+            with self._baton.held():
+                model = self._load(name, on_component)
+        except BaseException:
+            self._set(name, None)
+            self.leave(name)
+            raise
+        self._set(name, model)
+        return model, True
 
-    def is_loaded(self, name: str) -> bool:
-        return name in self._loaded
+    def leave(self, name: str) -> None:
+        """A user of the model is done with it."""
+        with self._changed:
+            self._users[name] -= 1
+            if not self._users[name]:
+                self._changed.notify_all()
 
-    def load(self, name: str, on_component: OnComponent) -> HostedModel | NoopModel:
-        """The model, loaded if it was not; raises what loading raises, with nothing left behind."""
-        if name in self._loaded:
-            return self._loaded[name]
-        # The files may have changed since the model was registered; what is checked is loaded.
-        description = self._describe(self.description(name).spec)
-        if isinstance(description, NoopModel):
-            self._loaded[name] = description
-            return description
-        memory = measure(self._device)
-        free_bytes = memory.free_bytes + self._host.engine.stats().resident_bytes
-        plan = description.plan(free_bytes, memory.total_bytes, self._device.is_cpu)
-        model = HostedModel.load(description, plan, self._host, on_component)
-        self._loaded[name] = model
-        return model
+    def is_used(self, name: str) -> bool:
+        """Whether a job is in the middle of it."""
+        with self._changed:
+            return self._users[name] > 0
 
     def unload(self, name: str) -> None:
-        """Take a model out of memory, if it is there.
+        """Take a model out of memory, if it is there, once no job is in the middle of it.
 
         Raises `InternalError` if something still holds it, which would be a leak.
         """
-        model = self._loaded.pop(name, None)
-        if model is None:
-            give_memory_back(self._device.torch_device)
-            return
-        if held := model.unload():
-            raise InternalError(f"model {name!r} was unloaded, and still held: {', '.join(held)}")
-        _log.info("unloaded model=%s", name)
+        with self._changed:
+            self._changed.wait_for(lambda: name not in self._busy and not self._users[name])
+            self._busy.add(name)
+        try:
+            with self._baton.held():
+                self._unload(name)
+        finally:
+            self._set(name, None)
 
     def forget(self, name: str) -> None:
         """Make a model unknown; it is not in memory any more."""
         self._known.pop(name, None)
+
+    def _load(self, name: str, on_component: OnComponent) -> HostedModel | NoopModel:
+        try:
+            spec = self._known[name].spec
+        except KeyError:
+            raise UnknownModel(f"this worker knows no model {name!r}") from None
+        # The files may have changed since the model was registered; what is checked is loaded.
+        description = self._describe(spec)
+        if isinstance(description, NoopModel):
+            return description
+        memory = measure(self._device)
+        free_bytes = memory.free_bytes + self._host.engine.stats().resident_bytes
+        plan = description.plan(free_bytes, memory.total_bytes, self._device.is_cpu)
+        return HostedModel.load(description, plan, self._host, on_component)
+
+    def _unload(self, name: str) -> None:
+        model = self._loaded.get(name)
+        if model is None:
+            give_memory_back(self._device.torch_device)
+            return
+        del self._loaded[name]
+        if held := model.unload():
+            raise InternalError(f"model {name!r} was unloaded, and still held: {', '.join(held)}")
+        _log.info("unloaded model=%s", name)
+
+    def _set(self, name: str, model: HostedModel | NoopModel | None) -> None:
+        with self._changed:
+            if model is not None:
+                self._loaded[name] = model
+            self._busy.discard(name)
+            self._changed.notify_all()
+
+    def _in_memory(self) -> list[HostedModel | NoopModel]:
+        with self._changed:
+            return list(self._loaded.values())
 
     def _describe(self, spec: ModelSpec) -> Description | NoopModel:
         if spec.source == NOOP:

@@ -1,7 +1,8 @@
-"""What the control plane ordered and the device thread has not yet done, and which jobs to stop.
+"""What the control plane ordered and no thread has taken yet.
 
-One thread puts, one takes. A cancelled job is either taken out of the line before it began, or
-marked so that it stops at its next border; never both, so that it ends exactly once.
+One thread puts, several take. Of those that wait, the one that came last gets the next order: while
+one job follows another the same thread runs them all, with its caches warm, and no order passes
+through a second thread on its way.
 """
 
 from __future__ import annotations
@@ -13,74 +14,69 @@ from dataclasses import dataclass
 
 from offloadd.channel.framing import Frame
 from offloadd.channel.messages import LoadModel, Register, RunJob, UnloadModel
+from offloadd.worker.turns import JobTurn
 
 Work = Register | LoadModel | UnloadModel | RunJob
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A message that is worked on in turn, with the frames that came with it."""
+    """A message that is worked on, with the frames that came with it; a job has its turn."""
 
     work: Work
-    frames: Sequence[Frame]
+    frames: Sequence[Frame] = ()
+    turn: JobTurn | None = None
+
+
+class _Taker:
+    """A thread that waits for an order."""
+
+    __slots__ = ("gate", "order")
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.order: Order | None = None
 
 
 class Orders:
-    """The line of orders, shared by the receiving thread and the device thread."""
+    """A line of orders, or of threads that wait for one; never both."""
 
     def __init__(self) -> None:
+        self._mutex = threading.Lock()
         self._line: deque[Order] = deque()
-        self._running: str | None = None
-        self._cancelled = False
-        self._changed = threading.Condition()
+        self._takers: list[_Taker] = []
 
-    def put(self, work: Work, frames: Sequence[Frame]) -> None:
-        """Add an order at the end of the line."""
-        with self._changed:
-            self._line.append(Order(work, frames))
-            self._changed.notify()
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a thread waits for the next order."""
+        return bool(self._takers)
+
+    def put(self, order: Order) -> None:
+        """Hand an order to a thread that waits, or add it at the end of the line."""
+        with self._mutex:
+            if self._takers:
+                taker = self._takers.pop()
+                taker.order = order
+                taker.gate.release()
+            else:
+                self._line.append(order)
 
     def take(self) -> Order:
-        """Wait for the next order; a job that is taken counts as running until `done`."""
+        """Wait for the next order."""
         order = self.take_within(None)
         assert order is not None, "an unlimited wait ends with an order"
         return order
 
     def take_within(self, timeout_s: float | None) -> Order | None:
-        """The next order, as `take` gives it, or None where none came in time."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._line, timeout_s):
-                return None
-            order = self._line.popleft()
-            self._running = order.work.job if isinstance(order.work, RunJob) else None
-            self._cancelled = False
-            return order
-
-    def done(self) -> None:
-        """Say that the order taken last has been answered."""
-        with self._changed:
-            self._running = None
-            self._cancelled = False
-
-    def cancel(self, job: str) -> bool:
-        """Stop a job; True if it had not begun and is now out of the line.
-
-        A job that is not known here has ended already, and nothing happens.
-        """
-        with self._changed:
-            if job == self._running:
-                self._cancelled = True
-                return False
-            waiting = [one for one in self._line if _is_job(one, job)]
-            for order in waiting:
-                self._line.remove(order)
-            return bool(waiting)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the running job is to stop."""
-        return self._cancelled
-
-
-def _is_job(order: Order, job: str) -> bool:
-    return isinstance(order.work, RunJob) and order.work.job == job
+        """The next order, or None where none came in time."""
+        with self._mutex:
+            if self._line:
+                return self._line.popleft()
+            own = _Taker()
+            self._takers.append(own)
+        if not own.gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            with self._mutex:
+                if own in self._takers:
+                    self._takers.remove(own)
+        return own.order

@@ -17,17 +17,21 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
 class PeakMeter:
-    """Measures from its creation on."""
+    """Measures from its creation, or its latest restart, on."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure from now on."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         else:
             self._reset_host_peak()
 
     def peak_bytes(self) -> int:
-        """The peak since creation; 0 where the system does not tell."""
+        """The peak since then; 0 where the system does not tell."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         match = _PEAK.search((_SELF / "status").read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offload_protocol.errors import Cancelled
 from offload_protocol.messages import JobState
 from offloadd.channel.messages import JobProgressed
 
@@ -12,26 +11,21 @@ MIN_INTERVAL_S = 0.05
 
 
 class JobProgress:
-    """The progress of one job; every method raises `Cancelled` once the job is to stop."""
+    """The progress of one job; every method raises what `look` raises once the job is to stop."""
 
     def __init__(
         self,
         job: str,
         send: Callable[[JobProgressed], None],
-        is_cancelled: Callable[[], bool],
+        look: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._job = job
         self._send = send
-        self._is_cancelled = is_cancelled
+        self._look = look
         self._clock = clock
         self._sent_at = -MIN_INTERVAL_S
         self._sent_state: JobState | None = None
-
-    def at_border(self) -> None:
-        """Stop here if the job was cancelled."""
-        if self._is_cancelled():
-            raise Cancelled("the job was cancelled while it ran")
 
     def loading(self, done: int, total: int) -> None:
         """`done` of `total` components are loaded."""
@@ -42,7 +36,7 @@ class JobProgress:
         self._tell("running", step, steps)
 
     def _tell(self, state: JobState, step: int, steps: int) -> None:
-        self.at_border()
+        self._look()
         now = self._clock()
         is_edge = state != self._sent_state or step in (0, steps)
         if is_edge or now - self._sent_at >= MIN_INTERVAL_S:

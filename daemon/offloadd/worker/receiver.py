@@ -1,7 +1,7 @@
 """The thread that listens to the control plane; the process ends when the channel closes.
 
-It runs before torch is imported and beside whatever the device thread does, so that a closed
-channel ends the process at once and a cancel is noticed at the next border.
+It runs before torch is imported and beside whatever the other threads do, so that a closed channel
+ends the process at once and a cancel is noticed at the next border.
 """
 
 from __future__ import annotations
@@ -9,23 +9,40 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from dataclasses import dataclass
 from typing import NoReturn
 
-from offload_protocol.codec import error_info
-from offload_protocol.errors import Cancelled
 from offloadd.channel.framing import ChannelClosed, WorkerEnd
-from offloadd.channel.messages import CancelJob, JobEnded, LoadModel, Register, RunJob, UnloadModel
+from offloadd.channel.messages import (
+    CancelJob,
+    GiveWay,
+    LoadModel,
+    Register,
+    ResumeJob,
+    RunJob,
+    UnloadModel,
+)
 from offloadd.store.arena.client import ArenaClient
 from offloadd.worker.exits import CHANNEL_CLOSED
-from offloadd.worker.orders import Orders
+from offloadd.worker.orders import Order, Orders
+from offloadd.worker.turns import Turns
 
 _log = logging.getLogger(__name__)
 
 
-def start_receiver(channel: WorkerEnd, orders: Orders, arena: ArenaClient) -> threading.Thread:
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where what arrives is put: jobs, orders about models, and what concerns turns and memory."""
+
+    jobs: Orders
+    models: Orders
+    turns: Turns
+    arena: ArenaClient
+
+
+def start_receiver(channel: WorkerEnd, desk: Desk) -> threading.Thread:
     """Start listening; returns at once."""
-    work = (channel, orders, arena)
-    thread = threading.Thread(target=_receive, args=work, name="receiver", daemon=True)
+    thread = threading.Thread(target=_receive, args=(channel, desk), name="receiver", daemon=True)
     thread.start()
     return thread
 
@@ -36,19 +53,24 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _receive(channel: WorkerEnd, orders: Orders, arena: ArenaClient) -> None:
+def _receive(channel: WorkerEnd, desk: Desk) -> None:
     try:
         while True:
             message, frames, descriptors = channel.receive_all()
             match message:
+                case RunJob(job=job):
+                    # Its turn exists before any thread has taken it, so that a cancel finds it.
+                    desk.jobs.put(Order(message, frames, desk.turns.begin(job)))
                 case CancelJob(job=job):
-                    if orders.cancel(job):
-                        error = error_info(Cancelled("the job was cancelled before it began"))
-                        channel.send(JobEnded(job=job, error=error))
-                case Register() | LoadModel() | UnloadModel() | RunJob():
-                    orders.put(message, frames)
+                    desk.turns.cancel(job)
+                case GiveWay(job=job):
+                    desk.turns.give_way(job)
+                case ResumeJob(job=job):
+                    desk.turns.resume(job)
+                case Register() | LoadModel() | UnloadModel():
+                    desk.models.put(Order(message, frames))
                 case _:
-                    arena.handle(message, descriptors)
+                    desk.arena.handle(message, descriptors)
     except ChannelClosed as reason:
         _log.info("channel closed, ending: %s", reason)
         end_process(CHANNEL_CLOSED)

@@ -1,0 +1,140 @@
+"""Jobs on a worker and their turns: a job goes on, gives way or stops at its next border.
+
+The control plane decides whose turn it is; here one job at a time has it, and a job that gave way
+waits on its own stack until it is told to go on. A job that is cancelled stops wherever it waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from offload_protocol.errors import Cancelled
+from offloadd.channel.messages import JobParked, JobStays
+from offloadd.worker.baton import Baton, Waiting
+
+Send = Callable[[JobParked | JobStays], None]
+
+
+class Aside(Protocol):
+    """What a job has on the device and in the process, while it is not its turn."""
+
+    def leave(self) -> int | None:
+        """Put it aside; gives the bytes of the job's own tensors, or None where there is no room.
+
+        With None nothing has changed.
+        """
+
+    def come_back(self) -> None:
+        """Put everything in place again, as it was."""
+
+
+class JobTurn:
+    """One job's turns. The job's thread calls its methods, but for those of `Turns`."""
+
+    def __init__(self, job: str, baton: Baton, send: Send) -> None:
+        self.job = job
+        self._baton = baton
+        self._send = send
+        self._is_cancelled = False
+        self._is_to_give_way = False
+        self._may_go = threading.Event()
+        self._waiting = Waiting()
+
+    def look(self) -> None:
+        """Raise `Cancelled` if the job is to stop."""
+        if self._is_cancelled:
+            raise Cancelled("the job was cancelled")
+
+    def await_resume(self) -> None:
+        """Say that the job is ready, and wait for its first turn; may raise `Cancelled`."""
+        self._send(JobParked(job=self.job))
+        self._may_go.wait()
+        self.look()
+
+    def take(self) -> None:
+        """Wait for the device; raises `Cancelled`, and is without it then."""
+        if not self._baton.take_turn(self._waiting):
+            raise Cancelled("the job was cancelled before it began")
+
+    def give_back(self) -> None:
+        """The job needs the device no more."""
+        self._baton.give_back()
+
+    def at_border(self, aside: Aside) -> None:
+        """Go on, give way first, or raise `Cancelled`; holds the device before and after."""
+        self.look()
+        if self._is_to_give_way:
+            self._give_way(aside)
+        else:
+            self._baton.lend()
+        self.look()
+
+    def _give_way(self, aside: Aside) -> None:
+        self._is_to_give_way = False
+        held_bytes = aside.leave()
+        if held_bytes is None:
+            self._send(JobStays(job=self.job))
+            return
+        # Cleared before it is said, since the answer may come at once.
+        self._may_go.clear()
+        if self._is_cancelled:
+            self._may_go.set()
+        self._send(JobParked(job=self.job, held_bytes=held_bytes))
+        self._baton.give_back()
+        self._may_go.wait()
+        if self._is_cancelled:
+            # Its frames unwind on the device: between two borders of whichever job has the turn.
+            self._baton.take()
+            self.look()
+        if not self._baton.take_turn(self._waiting):
+            self._baton.take()
+            self.look()
+        aside.come_back()
+
+    # --- what the receiving thread says ---------------------------------------------------------
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._may_go.set()
+        self._baton.give_up(self._waiting)
+
+    def ask_to_give_way(self) -> None:
+        self._is_to_give_way = True
+
+    def resume(self) -> None:
+        self._may_go.set()
+
+
+class Turns:
+    """The jobs that are on this worker; what is said of another comes too late and does nothing."""
+
+    def __init__(self, send: Send) -> None:
+        self.baton = Baton()
+        self._send = send
+        self._jobs: dict[str, JobTurn] = {}
+
+    def begin(self, job: str) -> JobTurn:
+        """A job has come."""
+        turn = self._jobs[job] = JobTurn(job, self.baton, self._send)
+        return turn
+
+    def end(self, job: str) -> None:
+        """A job is about to be reported as ended."""
+        self._jobs.pop(job, None)
+
+    def cancel(self, job: str) -> None:
+        """Stop a job at its next border, or where it waits."""
+        if (turn := self._jobs.get(job)) is not None:
+            turn.cancel()
+
+    def give_way(self, job: str) -> None:
+        """Park a job at its next border."""
+        if (turn := self._jobs.get(job)) is not None:
+            turn.ask_to_give_way()
+
+    def resume(self, job: str) -> None:
+        """Let a parked job go on as soon as the device is free."""
+        if (turn := self._jobs.get(job)) is not None:
+            turn.resume()
