@@ -22,7 +22,6 @@ from offload_protocol.errors import (
     IdConflict,
     OffloadError,
     StorageFailed,
-    UnknownModel,
     WorkerCrashed,
 )
 from offload_protocol.messages import Submit
@@ -38,6 +37,7 @@ from offloadd.control.journal.journal import Accepted, Journal
 from offloadd.control.models import ModelTable
 from offloadd.control.places import Places
 from offloadd.control.scheduler import Scheduler, Ticket
+from offloadd.control.starts import Starts, not_hosted
 from offloadd.control.turns import Order, Turns
 
 
@@ -66,7 +66,10 @@ class Dispatcher:
         self._clock = clock
         self._watchers = watchers
         self._places = Places(scheduler, endings.table, watchers, clock)
-        self._has_worker = False
+        self._starts = Starts(
+            *(scheduler, self.table, self.turns, models, admission, self._places),
+            *(clock, watchers, self._finish),
+        )
         self._refusal: OffloadError | None = None
 
     @property
@@ -101,7 +104,7 @@ class Dispatcher:
         self.table.add(job)
         job.position = len(self._scheduler)
         self._places.changed()
-        self._start_next()
+        self._starts.start_next()
         return job
 
     def restore(self, job: Job) -> None:
@@ -109,7 +112,7 @@ class Dispatcher:
         job.is_written = True
         self.table.add(job)
         if self._models.get(job.request.model) is None:
-            self._finish(job, _not_hosted(job))
+            self._finish(job, not_hosted(job))
         else:
             self._scheduler.restore(self._ticket(job))
             self._places.changed()
@@ -139,12 +142,12 @@ class Dispatcher:
 
     def worker_ready(self) -> None:
         """A worker takes orders."""
-        self._has_worker = True
-        self._start_next()
+        self._starts.has_worker = True
+        self._starts.start_next()
 
     def worker_lost(self, death: Death) -> None:
         """The worker has died: what was on it is to run again, or fails as the cause of it."""
-        self._has_worker = False
+        self._starts.has_worker = False
         lost = list(self.turns)
         suspects = [self.turns.running] if self.turns.running else list(self.turns.loading.values())
         for job in lost:
@@ -170,7 +173,7 @@ class Dispatcher:
     def model_known(self, model: HostedModel) -> None:
         """A model was described, or cannot be: judge the jobs that wait for that."""
         if model.is_registered:
-            self._start_next()
+            self._starts.start_next()
         elif model.error is not None and model.described is None:
             error = codec.to_exception(model.error)
             for job in self.table.live():
@@ -196,7 +199,7 @@ class Dispatcher:
         self.turns.wait_again(job)
         self._places.changed()
         self._watchers.job_moved(job)
-        self._start_next()
+        self._starts.start_next()
 
     def stays(self, news: JobStays) -> None:
         """The running job could not give way."""
@@ -214,7 +217,7 @@ class Dispatcher:
         elif not job.is_void:
             self._places.estimates.note(job.request.model, steps, job.used_s)
             self._endings.complete(job, news.outcome, frames)
-        self._start_next()
+        self._starts.start_next()
 
     def _leave_worker(self, job: Job) -> None:
         self.turns.leave(job)
@@ -270,51 +273,6 @@ class Dispatcher:
                 self.cancel(job, error)
         job.written(error)
 
-    def _start_next(self) -> None:
-        while self._has_worker and self.turns.running is None:
-            now_s = self._clock()
-            job = self._next(now_s, self.turns.may_take_turn)
-            if job is None:
-                break
-            if self._is_fit(job):
-                self.turns.begin(job, now_s)
-                self._watchers.job_moved(job)
-        while self._has_worker and self.turns.may_load_for_waiting():
-            # Its model is loaded beside the turn of whichever job has one.
-            job = self._next(self._clock(), self.turns.may_load)
-            if job is None:
-                break
-            self._scheduler.set_aside(job.key)
-            if self._is_fit(job):
-                self.turns.begin_loading(job, self._clock())
-                self._watchers.job_moved(job)
-        self.turns.look()
-
-    def _next(self, now_s: float, may: Callable[[Ticket], bool]) -> Job | None:
-        ticket = self._scheduler.start_next(now_s, may)
-        if ticket is None:
-            return None
-        self._places.changed()
-        job = self.table.get(ticket.job)
-        assert job is not None, "what waits is in the table"
-        return job
-
-    def _is_fit(self, job: Job) -> bool:
-        """Whether a job may start; otherwise it has ended here."""
-        if self.turns.get(job.key) is job:
-            return True
-        model = self._models.get(job.request.model)
-        try:
-            if model is None:
-                raise _not_hosted(job)
-            self._models.check(model)
-            self._admission.check(job, model)
-        except OffloadError as error:
-            self._scheduler.stopped(job.key, 0.0)
-            self._finish(job, error)
-            return False
-        return True
-
     def _finish(self, job: Job, error: OffloadError) -> None:
         self._places.changed()
         if not job.is_void:
@@ -341,10 +299,3 @@ def _reason(job: Job, news: JobEnded) -> OffloadError:
     error = codec.to_exception(news.error)
     # The worker knows that it was to stop, and we know why.
     return job.stopping or error if error.code is ErrorCode.CANCELLED else error
-
-
-def _not_hosted(job: Job) -> UnknownModel:
-    return UnknownModel(
-        f"the model {job.request.model!r} is no longer hosted here",
-        hint="host it again, and submit the job under a new id",
-    )
