@@ -27,8 +27,10 @@ from offloadd.offload.executor import Executor
 from offloadd.offload.grouping import Grouping
 from offloadd.offload.groups import GroupOptions, group_module
 from offloadd.offload.plan import Plan, make_plan
-from offloadd.offload.planning import Planning, Terms, first_input
+from offloadd.offload.planning import Planning, Stage, Terms, first_input
 from offloadd.offload.staging import Staging
+from offloadd.offload.sweep import MOST_MEMBERS, SweepRoom, Switch
+from offloadd.offload.sweep_state import GlobalRandomness, thread_state
 from offloadd.store.source import WeightSource
 
 
@@ -191,6 +193,26 @@ class Engine:
         """Compute with the base and its adapters again; the derived weights are given back."""
         self._adapters.unfuse(name)
 
+    def sweep(self, *names: str, make_switch: Callable[[], Switch] | None = None) -> SweepRoom:
+        """Where several threads compute with these components, sharing what each step brings.
+
+        `make_switch` keeps apart what threads of one process share (default: torch's global random
+        generators). See `sweep`.
+        """
+        device = self._accelerator.device
+        return SweepRoom(
+            self._executor.gate,
+            names,
+            limit=lambda name: MOST_MEMBERS if self.is_planned(name) else 1,
+            make_switch=make_switch or (lambda: GlobalRandomness(device)),
+            thread_state=thread_state(device),
+        )
+
+    def is_planned(self, name: str) -> bool:
+        """Whether a component has a plan that was made from what its first pass measured."""
+        planning = self._plannings[name]
+        return planning.component.in_place or planning.stage is not Stage.FIRST_PASS
+
     def detach(self, name: str) -> None:
         """Let a module go: its weights are meta parameters afterwards, its memory is given back."""
         farewell = self._farewells.pop(name, None)
@@ -264,9 +286,10 @@ class Engine:
         )
 
     def _at_border(self, name: str) -> None:
-        for other, planning in self._plannings.items():
-            if other != name:
-                planning.advance(self._terms(other))
+        if not self._executor.gate.has_begun:
+            for other, planning in self._plannings.items():
+                if other != name:
+                    planning.advance(self._terms(other))
         self.on_border(name)
 
     def _terms(self, name: str) -> Terms:

@@ -11,7 +11,9 @@ Invariants:
 - Whatever is raised, no state is left that the next call has to know about: a step that did not
   end is forgotten when its root is entered again.
 
-One thread at a time may use an executor.
+One thread at a time may use an executor. Members of a sweep take turns at its gate (`sweep`): a
+pass of several is one step here, which the first to enter begins and the last to leave ends, and in
+which a group lingers until all have used it, since each waits before the next one.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from offloadd.offload.counters import Counters
 from offloadd.offload.occupancy import Occupancy
 from offloadd.offload.prediction import Prediction
 from offloadd.offload.streamed import Streamed
+from offloadd.offload.sweep_gate import SweepGate
 from offloadd.offload.tier import DeviceTier
 from offloadd.offload.trace import StepTrace
 from offloadd.offload.transfers import Load
@@ -54,6 +57,7 @@ class Executor:
         self.on_border = on_border
         self.on_step_end = on_step_end
         self.prediction = Prediction()
+        self.gate = SweepGate()
         self._accelerator = accelerator
         self._occupancy = Occupancy(tier, self.counters)
         self._lingering: Streamed | None = None
@@ -103,14 +107,13 @@ class Executor:
 
     def enter_root(self, component: str) -> None:
         """A border; raises what `on_border` raises."""
-        self._let_linger_end()
-        for group in self._occupancy.components[component].groups:
-            if group.users:
-                # An exception that runs no hooks (KeyboardInterrupt) ended the step before.
-                group.users = 0
-                self._leave(group)
-        self._wait_for_border_before_last()
+        self.gate.wait_at_root(component)
+        if not self.gate.has_begun:
+            self._end_last_step(component)
         self.on_border(component)
+        self.gate.on_border(component)
+        if not self.gate.enter(component, self.prediction.known(component)):
+            return
         self._mark_border()
         self._end_trace(self.prediction.running)
         self.prediction.begin(component)
@@ -119,18 +122,23 @@ class Executor:
 
     def leave_root(self, component: str) -> None:
         """The root's forward returned."""
-        self._end_trace(component)
-        self.prediction.finish(component)
         self.counters.forwards += 1
-        self._let_linger_end()
-        self.on_step_end(component)
-        self._prefetch()
+        if self.gate.leave_root(component):
+            self._end_trace(component)
+            self.prediction.finish(component)
+            self._let_linger_end()
+            self.on_step_end(component)
+            self._prefetch()
+        self.gate.wait_behind(component)
 
     def acquire(self, group: Streamed) -> None:
         """Bind the group's weights for what is put on the compute queue from now on.
 
         Raises StorageFailed or OutOfMemory; then the group is as absent as before.
         """
+        # What lingers goes when another group is used, one that stays included.
+        is_there = group.stays and not group.binding.converts and self._lingering is None
+        is_new = self.gate.wait_at_group(group.component, group.index, is_there=is_there)
         if group.users:
             group.users += 1
             return
@@ -138,34 +146,24 @@ class Executor:
             self._lingering = None
             group.users = 1
             return
-        self._let_linger_end()
-        before = self.prediction.running
-        starts = self.prediction.acquire(group.component, group.index)
-        if starts:
-            # A step begins that no root's forward announces; it also ends the one before.
-            self._end_trace(before)
-            self._begin_step(group.component)
-        trace = self._occupancy.components[group.component].trace
+        has_freed = self._end_lingering()
+        if is_new and has_freed and self._is_expected(group):
+            self._prefetch()
+        starts = is_new and self._predict_from(group)
+        trace = self._trace_of(group.component)
         if trace is not None:
             trace.need(group.index)
         is_missing = group.load is None
         load = self._occupancy.fetch(group) if group.load is None else group.load
-        if not group.bound:
-            try:
-                self._await(group, load)
-            except OffloadError:
-                if is_missing:
-                    raise
-                # That a guess failed, maybe long ago, says nothing about a read that is made now.
-                is_missing = True
-                load = self._occupancy.fetch(group)
-                self._await(group, load)
         self._occupancy.ahead.pop(group, None)
+        if has_freed or is_missing or starts:
+            # After this group has its memory, before anybody waits for its bytes.
+            self._prefetch()
+        if not group.bound:
+            load = self._bind(group, load, is_missing)
         if trace is not None:
             trace.have(load)
         group.users = 1
-        if is_missing or starts:
-            self._prefetch()
 
     def release(self, group: Streamed) -> None:
         """Say that what used the group's weights has been put on the compute queue."""
@@ -178,9 +176,37 @@ class Executor:
         self._let_linger_end()
         self._lingering = group
 
+    def _end_last_step(self, component: str) -> None:
+        """Forget what a step left behind that did not end; then wait for the one before that."""
+        self._let_linger_end()
+        for group in self._occupancy.components[component].groups:
+            if group.users:
+                # An exception that runs no hooks (KeyboardInterrupt) ended the step before.
+                group.users = 0
+                self._leave(group)
+        self._wait_for_border_before_last()
+
+    def _is_expected(self, group: Streamed) -> bool:
+        return next(self.prediction.upcoming(1), None) == (group.component, group.index)
+
+    def _predict_from(self, group: Streamed) -> bool:
+        """The next group of the step has come; says whether a step starts with it."""
+        before = self.prediction.running
+        starts = self.prediction.acquire(group.component, group.index)
+        if starts:
+            # A step begins that no root's forward announces; it also ends the one before.
+            self._end_trace(before)
+            self._begin_step(group.component)
+        return starts
+
+    def _trace_of(self, component: str) -> StepTrace | None:
+        """Where to measure the step; one that several share says nothing about the plan."""
+        trace = self._occupancy.components[component].trace
+        return None if self.gate.is_sharing else trace
+
     def _begin_step(self, component: str) -> None:
         self._occupancy.use(component)
-        trace = self._occupancy.components[component].trace
+        trace = self._trace_of(component)
         if trace is not None:
             trace.begin()
 
@@ -189,6 +215,19 @@ class Executor:
         trace = components[component].trace if component in components else None
         if trace is not None:
             trace.finish()
+
+    def _bind(self, group: Streamed, load: Load, is_missing: bool) -> Load:
+        """Wait for the group, with a second try where it was fetched ahead; gives its load."""
+        try:
+            self._await(group, load)
+        except OffloadError:
+            if is_missing:
+                raise
+            # That a guess failed, maybe long ago, says nothing about a read that is made now.
+            load = self._occupancy.fetch(group)
+            self._occupancy.ahead.pop(group, None)
+            self._await(group, load)
+        return load
 
     def _await(self, group: Streamed, load: Load) -> None:
         try:
