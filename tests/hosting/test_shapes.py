@@ -44,11 +44,11 @@ def draw(pipeline: Any, prompts: Sequence[str], first_seed: int = 0) -> list[Any
     return images
 
 
-def faults(pipeline: Any, prompts: Sequence[str]) -> list[str]:
+def faults(pipeline: Any, prompts: Sequence[str], first_seed: int = 0) -> list[str]:
     """One line for every prompt whose picture does not fit."""
     verdicts = [
         (prompt, judge(image, parse_prompt(prompt)))
-        for prompt, image in zip(prompts, draw(pipeline, prompts), strict=True)
+        for prompt, image in zip(prompts, draw(pipeline, prompts, first_seed), strict=True)
     ]
     return [f"{prompt}: {verdict.reasons}" for prompt, verdict in verdicts if not verdict.fits]
 
@@ -57,8 +57,10 @@ def test_draws_scenes_that_training_held_out(pipeline: Any) -> None:
     scenes = held_out_scenes()
     assert len(scenes) >= 24
     prompts = [caption(scene, size) for scene, size in zip(scenes, cycle(RADII), strict=False)]
-    wrong = faults(pipeline, prompts)
-    assert len(wrong) <= 0.1 * len(prompts), wrong
+    # Several seeds, so that one outline that wobbles on another processor does not decide.
+    seeds = range(0, 400, 100)
+    wrong = [fault for seed in seeds for fault in faults(pipeline, prompts, seed)]
+    assert len(wrong) <= 0.1 * len(prompts) * len(seeds), wrong
 
 
 def test_mostly_draws_from_the_short_forms_that_people_type(pipeline: Any) -> None:
