@@ -6,8 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from control.test_jobs import job
 
-from offloadd.control.deaths import OomCount, death
+from offloadd.control.deaths import MAX_KILLS, MAX_STRIKES, OomCount, blame, death
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,20 @@ def test_without_a_cgroup_of_our_own_the_whole_machine_counts(tmp_path: Path) ->
 
 def test_a_kernel_that_does_not_tell_counts_as_nothing_killed(tmp_path: Path) -> None:
     assert OomCount(tmp_path, tmp_path).read() == 0
+
+
+def test_a_job_may_cause_so_many_deaths() -> None:
+    one, end = job("a"), death(-signal.SIGSEGV, "", False, False)
+    assert [blame(one, end) for _ in range(MAX_STRIKES)] == [None, end.error]
+
+
+def test_a_worker_that_is_killed_again_and_again_under_one_job_ends_it() -> None:
+    # A container whose kernel does not show the count of its out-of-memory killer, for one.
+    one, end = job("a"), death(-signal.SIGKILL, "", False, False)
+    for _ in range(MAX_KILLS - 1):
+        assert blame(one, end) is None
+    error = blame(one, end)
+    assert error is not None
+    assert f"killed {MAX_KILLS} times" in error.message
+    assert error.details["signal"] == "SIGKILL"
+    assert one.strikes == 0
