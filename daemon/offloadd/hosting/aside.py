@@ -10,7 +10,6 @@ import logging
 import sys
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
 
 import psutil
 import torch
@@ -34,7 +33,7 @@ class JobAside:
     ) -> None:
         self._host = host
         self._modules = modules
-        self._outermost = outermost
+        self._outermost: FrameType | None = outermost
         self._settings_before = ModuleSettings.of(modules.values())
         self._settings = self._settings_before
         self._randomness: Randomness | None = None
@@ -89,7 +88,8 @@ class JobAside:
     def close(self) -> None:
         """The run is over, however it ended."""
         self._forget_place()
-        self._moved = None
+        # The frame holds this object as well, and everything that the run has made.
+        self._moved = self._outermost = None
         if not self._is_away:
             # A job that ends while it is away has put them back, and another may use them now.
             self._settings_before.restore()
@@ -113,7 +113,8 @@ class JobAside:
             for tensor in (*module.parameters(), *module.buffers())
             if tensor.device.type != "meta"
         }
-        found: Any = tensors_of(sys._getframe(), self._outermost)
+        assert self._outermost is not None  # the run is not over
+        found = tensors_of(sys._getframe(), self._outermost)
         return [
             storage
             for storage in storages_of(found, self._host.device)
