@@ -88,6 +88,26 @@ def test_weights_give_way_to_another_model_and_come_back(
     second.unload()
 
 
+def test_case_29_memory_that_another_program_took_is_planned_without(sd_directory: Path) -> None:
+    device = simulated_device()
+    on = new_device_host(device)
+    model = host(sd_directory, on=on, offload="stream")
+    before = on.engine.stats()
+    taken = device.allocate(before.budget_bytes // 2)
+    on.engine.empty()
+    on.plan_smaller(needed_bytes=1 << 20)
+    after = on.engine.stats()
+    assert after.reserve_bytes == before.reserve_bytes + (1 << 20)
+    assert after.budget_bytes <= before.budget_bytes - taken.nbytes
+    with device.watched():
+        np.testing.assert_array_equal(draw(model), plain(sd_directory))
+    on.plan_smaller(needed_bytes=1 << 40)
+    assert on.engine.stats().reserve_bytes >= after.reserve_bytes
+    np.testing.assert_array_equal(draw(model), plain(sd_directory))
+    del taken
+    model.unload()
+
+
 def test_a_run_that_is_over_leaves_nothing_for_the_collector(sd_directory: Path) -> None:
     model, asides = host(sd_directory), []
 

@@ -120,8 +120,8 @@ def test_case_28_a_fault_fails_its_job_and_the_next_pictures_are_right(
     faulty: WorkerProcess, fault: Path, reference: Drawn
 ) -> None:
     codes = {
-        "out_of_memory": "out_of_memory",
-        "memory": "out_of_memory",
+        "out_of_memory 2": "out_of_memory",
+        "memory 2": "out_of_memory",
         "bug": "internal",
         "disk": "storage_failed",
     }
@@ -137,6 +137,16 @@ def test_case_28_a_fault_fails_its_job_and_the_next_pictures_are_right(
     loads = [one for one in faulty.news if isinstance(one, ModelLoaded)]
     # Only what rests on disk may be damaged by a disk's fault, so that model is loaded anew.
     assert len(loads) == 2
+
+
+def test_case_28_a_job_that_runs_out_of_memory_once_is_tried_once_more_from_its_start(
+    faulty: WorkerProcess, fault: Path, reference: Drawn
+) -> None:
+    fault.write_text("out_of_memory")
+    ended = faulty.run("once", "tiny", SEED, **CALL)
+    assert ended.outcome is not None, ended.error
+    np.testing.assert_array_equal(ended.outcome.outputs["images"], reference)
+    assert "trying once more with a smaller plan" in faulty.log()
 
 
 def test_case_27_a_fault_that_poisons_the_device_ends_the_process_and_says_so(

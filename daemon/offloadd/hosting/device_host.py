@@ -6,12 +6,13 @@ One engine, so that models whose plans do not fit together give way to each othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from offload_protocol.errors import OutOfMemory
 from offloadd.hosting.borders import Borders
 from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
@@ -91,6 +92,25 @@ class DeviceHost:
         stats = self.engine.stats()
         taken_bytes = stats.resident_bytes + stats.ring_bytes + stats.reserve_bytes
         return taken_bytes + self.parked_bytes + more_bytes <= stats.budget_bytes
+
+    def plan_smaller(self, needed_bytes: int) -> None:
+        """Plan with what the device has now, and with so much more of it left to activations.
+
+        For after an allocation was refused: other programs may have taken what was there before.
+        Where weights cannot do with less, they go on as they did. In host memory there is no plan
+        to make smaller.
+        """
+        if self.computes_in_host_memory:
+            return
+        stats = self.engine.stats()
+        there_bytes = self._accelerator.memory().free_bytes + stats.resident_bytes
+        budget_bytes = min(there_bytes + stats.ring_bytes, stats.budget_bytes)
+        for more_bytes in (needed_bytes, 0):
+            with suppress(OutOfMemory):
+                self.engine.replan(
+                    budget_bytes=budget_bytes, reserve_bytes=stats.reserve_bytes + more_bytes
+                )
+                return
 
     @property
     def alignment_bytes(self) -> int:

@@ -235,18 +235,20 @@ class Engine:
         """The plan that a component follows now; None if it needs none."""
         return self._plannings[name].plan
 
-    def replan(self, *, budget_bytes: int | None = None) -> None:
-        """Plan everything anew from its next step on, for another budget if one is given.
+    def replan(self, *, budget_bytes: int | None = None, reserve_bytes: int | None = None) -> None:
+        """Plan everything anew from its next step on, for another budget or reserve if given.
 
         Raises OutOfMemory, changing nothing, if a component cannot run within the budget.
         """
-        before = self.budget_bytes
-        if budget_bytes is not None:
-            self._budget.set(budget_bytes)
+        before, reserve_before = self.budget_bytes, self._budget.reserve_bytes
+        if reserve_bytes is not None:
+            self._budget.reserve_bytes = reserve_bytes
+        self._budget.set(before if budget_bytes is None else budget_bytes)
         try:
             for planning in self._streaming():
                 planning.start(self._terms(planning.component.name))
         except BaseException:
+            self._budget.reserve_bytes = reserve_before
             self._budget.set(before)
             for planning in self._streaming():
                 planning.start(self._terms(planning.component.name))

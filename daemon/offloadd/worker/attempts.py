@@ -62,6 +62,21 @@ class Attempts:
             give_memory_back(self._device.torch_device)
         return Attempt(error=info, ran_out_of_memory=ran_out)
 
+    def make_twice(self, work: Callable[[], Result]) -> Attempt[Result]:
+        """Do the work, and once more if it ran out of memory: with a smaller plan, from its start.
+
+        The caller holds the device. Weights, which can come back, leave it before.
+        """
+        attempt = self.make(work, has_baton=True)
+        if not attempt.ran_out_of_memory or attempt.error is None:
+            return attempt
+        needed_bytes = attempt.error.details.get("needed_bytes", 0)
+        _log.warning("trying once more with a smaller plan: %s", attempt.error.message)
+        self._host.engine.empty()
+        give_memory_back(self._device.torch_device)
+        self._host.plan_smaller(needed_bytes)
+        return self.make(work, has_baton=True)
+
     def _told(self, error: Exception) -> ErrorInfo:
         free_bytes = measure(self._device).free_bytes
         told = to_offload_error(

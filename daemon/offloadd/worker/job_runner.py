@@ -96,8 +96,8 @@ class JobRunner:
         if begun.error is not None:
             return begun.error, None
         try:
-            drawn = self._attempts.make(
-                lambda: self._draw(job, frames, turn, progress, model, loading_s), has_baton=True
+            drawn = self._attempts.make_twice(
+                lambda: self._draw(job, frames, turn, progress, model, loading_s)
             )
         finally:
             turn.give_back()
