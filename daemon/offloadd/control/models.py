@@ -17,7 +17,6 @@ from offload_protocol import codec
 from offload_protocol.errors import (
     Busy,
     Cancelled,
-    ErrorCode,
     InvalidRequest,
     OffloadError,
     UnknownModel,
@@ -35,11 +34,10 @@ from offloadd.channel.messages import (
 )
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.hosted_model import HostedModel, Waiter
+from offloadd.control.load_failures import check_pause, note_failure
 
-FIRST_PAUSE_S = 10.0
-LONGEST_PAUSE_S = 300.0
 LEAVING_RETRY_S = 0.5
-"""How long jobs on a model are refused after its loading failed: at first, and at most."""
+"""When to ask again for a name whose model is being unloaded."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,13 +74,7 @@ class ModelTable:
         model = self._models.get(name)
         if model is not None and not model.is_leaving:
             return model
-        names = sorted(name for name, model in self._models.items() if not model.is_leaving)
-        near = difflib.get_close_matches(name, names, n=1)
-        raise UnknownModel(
-            f"no model {name[:200]!r} is hosted here",
-            hint=f"did you mean {near[0]!r}?" if near else f"hosted are: {', '.join(names)}",
-            details={"models": names},
-        )
+        raise _unknown(name, (one for one, model in self._models.items() if not model.is_leaving))
 
     def get(self, name: str) -> HostedModel | None:
         """The model of that name, even if it is leaving."""
@@ -102,13 +94,7 @@ class ModelTable:
 
     def check(self, model: HostedModel) -> None:
         """Raise why a model cannot be loaded, for a while after that failed."""
-        wait_s = model.retry_at_s - self._clock()
-        if model.error is not None and wait_s > 0:
-            error = codec.to_exception(model.error)
-            hint = f"loading is tried again in {wait_s:.0f} s, or at once by `offloadctl load`"
-            raise type(error)(
-                error.message, hint=hint, details={**error.details, "retry_after_s": wait_s}
-            )
+        check_pause(model, self._clock())
 
     # --- what clients ask -----------------------------------------------------------------------
 
@@ -301,11 +287,7 @@ class ModelTable:
         self._order(UnloadModel(name=model.spec.name, forget=forget))
 
     def _failed(self, model: HostedModel, error: ErrorInfo) -> None:
-        model.error, model.is_loading, model.loaded = error, False, None
-        if error.code != ErrorCode.CANCELLED:
-            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(model.failures, 30), LONGEST_PAUSE_S)
-            model.failures += 1
-            model.retry_at_s = self._clock() + pause_s
+        note_failure(model, error, self._clock())
         for waiter in _taken(model.load_waiters):
             waiter.set_exception(codec.to_exception(error))
 
@@ -318,6 +300,16 @@ class ModelTable:
                 waiter.set_exception(_unloaded_meanwhile(model))
         for waiter in _taken(model.unload_waiters):
             waiter.set_result(model.info())
+
+
+def _unknown(name: str, hosted: Iterable[str]) -> UnknownModel:
+    names = sorted(hosted)
+    near = difflib.get_close_matches(name, names, n=1)
+    return UnknownModel(
+        f"no model {name[:200]!r} is hosted here",
+        hint=f"did you mean {near[0]!r}?" if near else f"hosted are: {', '.join(names)}",
+        details={"models": names},
+    )
 
 
 def _unloaded_meanwhile(model: HostedModel) -> OffloadError:
