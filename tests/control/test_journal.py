@@ -359,5 +359,22 @@ def as_version_1(path: Path) -> None:
         columns = schema.replace("user TEXT", "uid INTEGER").replace("(user, job)", "(uid, job)")
         connection.executescript(
             f"ALTER TABLE jobs RENAME TO new_jobs; {columns};"
-            "INSERT INTO jobs SELECT * FROM new_jobs; DROP TABLE new_jobs; PRAGMA user_version = 1;"
+            "INSERT INTO jobs SELECT * FROM new_jobs; DROP TABLE new_jobs; DROP TABLE pins;"
+            "PRAGMA user_version = 1;"
         )
+
+
+def test_a_journal_of_version_2_is_taken_over_and_holds_pins_from_then_on(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+    one.accept("open")
+    one.journal.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
+        connection.executescript("DROP TABLE pins; PRAGMA user_version = 2;")
+    again = Opened(tmp_path)
+    again.journal.pin_model("m", True)
+    again.journal.pin_model("n", True)
+    again.journal.pin_model("n", False)
+    again.journal.close()
+    recovered = reopened(tmp_path)
+    assert recovered.pins == ("m",)
+    assert len(recovered.open) == 1

@@ -151,6 +151,24 @@ async def test_a_pinned_model_stays_until_it_is_unpinned(serve: Serve) -> None:
         await until(has_left)
 
 
+async def test_a_pin_outlives_the_daemon(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.ask(Pin, name="good")
+    async with serve() as rig:
+        client = await rig.client()
+
+        async def is_back() -> bool:
+            row = (await states(client))["good"]
+            return bool(row["state"] == "ready" and row["pinned"] and row["reason"] == "pinned")
+
+        await until(is_back)
+        await client.ask(Unpin, name="good")
+    async with serve() as rig:
+        client = await rig.client()
+        assert not (await states(client))["good"]["pinned"]
+
+
 async def test_unload_ends_a_pin(serve: Serve) -> None:
     async with serve() as rig:
         client = await rig.client()

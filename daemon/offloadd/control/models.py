@@ -45,7 +45,8 @@ _log = logging.getLogger(__name__)
 class ModelTable:
     """All hosted models. `order` hands a message to the worker, and is not called without one.
 
-    `on_hosted` and `on_forgotten` are called with models that come and go beside the configuration.
+    `on_hosted` and `on_forgotten` are called with models that come and go beside the configuration,
+    `on_pinned` with those that are pinned, or not any more.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class ModelTable:
         clock: Callable[[], float],
         on_hosted: Callable[[ModelSpec], None] = lambda spec: None,
         on_forgotten: Callable[[str], None] = lambda name: None,
+        on_pinned: Callable[[str, bool], None] = lambda name, is_pinned: None,
     ) -> None:
         self._order = order
         self._clock = clock
         self._on_hosted = on_hosted
         self._on_forgotten = on_forgotten
+        self._on_pinned = on_pinned
         self._has_worker = False
         self._models = {
             spec.name: HostedModel(spec, configured=True, is_wanted=spec.preload)
@@ -86,6 +89,14 @@ class ModelTable:
             self._on_forgotten(spec.name)
         else:
             self._models[spec.name] = HostedModel(spec, configured=False)
+
+    def restore_pin(self, name: str) -> None:
+        """Pin what was pinned under an earlier daemon; it is loaded when a worker takes orders."""
+        model = self._models.get(name)
+        if model is None:
+            self._on_pinned(name, False)
+        else:
+            model.is_pinned = model.is_wanted = True
 
     @property
     def pinned(self) -> frozenset[str]:
@@ -155,12 +166,12 @@ class ModelTable:
 
     def pin(self, model: HostedModel) -> Waiter:
         """Load a model and keep it in memory; the future gives it when it is ready."""
-        model.is_pinned = True
+        self._set_pin(model, True)
         return self.load(model)
 
     def unpin(self, model: HostedModel) -> None:
         """Let a model go as any other."""
-        model.is_pinned = False
+        self._set_pin(model, False)
 
     def let_go(self, model: HostedModel, reason: str) -> None:
         """Take a model out of memory that nobody uses; `reason` is for the log and for people."""
@@ -176,7 +187,8 @@ class ModelTable:
         those that are in the middle of it.
         """
         waiter = _new_waiter()
-        model.is_wanted = model.is_pinned = False
+        model.is_wanted = False
+        self._set_pin(model, False)
         model.is_leaving = not model.configured
         model.unload_waiters.append(waiter)
         if model.is_loading and not model.is_registered:
@@ -275,6 +287,11 @@ class ModelTable:
         for model in self._models.values():
             for waiter in _taken(model.load_waiters) + _taken(model.unload_waiters):
                 waiter.set_exception(error)
+
+    def _set_pin(self, model: HostedModel, is_pinned: bool) -> None:
+        if model.is_pinned != is_pinned:
+            model.is_pinned = is_pinned
+            self._on_pinned(model.spec.name, is_pinned)
 
     def _tell(self, message: ToWorker) -> None:
         # Without a worker nothing is lost: `worker_ready` says it all anew.

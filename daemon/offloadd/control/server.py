@@ -106,9 +106,12 @@ class Server:
             setting.clock,
             self._journal.host_model,
             self._journal.forget_model,
+            self._journal.pin_model,
         )
         for spec in recovered.models:
             self._models.restore(spec)
+        for name in recovered.pins:
+            self._models.restore_pin(name)
         self._costs = Costs(self._models)
         self._scheduler = Scheduler(_queue_bounds(config), self._costs.switch_s)
         telling = Telling(self._sessions)

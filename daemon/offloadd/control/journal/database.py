@@ -15,7 +15,7 @@ from offload_protocol.errors import StorageFailed
 
 Sync = Literal["normal", "full"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -41,6 +41,7 @@ CREATE TABLE jobs (
     UNIQUE (user, job)
 ) STRICT;
 CREATE TABLE models (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;
+CREATE TABLE pins (name TEXT PRIMARY KEY) STRICT;
 """
 
 # Version 1 knew uids only. A column's type cannot be changed in place.
@@ -55,6 +56,8 @@ INSERT INTO models SELECT * FROM old_models;
 DROP TABLE old_jobs;
 DROP TABLE old_models;
 """
+
+_FROM_VERSION_2 = "CREATE TABLE pins (name TEXT PRIMARY KEY) STRICT"
 
 
 def open_database(path: Path, sync: Sync) -> sqlite3.Connection:
@@ -116,7 +119,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, sync: Sync) -> None:
     # Takes the lock now, and not at the first job.
     connection.execute("BEGIN EXCLUSIVE")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    script = {0: _SCHEMA, 1: _FROM_VERSION_1}.get(version)
+    script = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2}.get(version)
     if script is not None:
         # A script would end the transaction by itself before it begins.
         for statement in script.split(";"):

@@ -55,6 +55,8 @@ _TAKEN = (
 _FORGET = "DELETE FROM jobs WHERE number = ?"
 _HOST = "INSERT OR REPLACE INTO models (name, spec) VALUES (?, ?)"
 _FORGET_MODEL = "DELETE FROM models WHERE name = ?"
+_PIN = "INSERT OR REPLACE INTO pins (name) VALUES (?)"
+_UNPIN = "DELETE FROM pins WHERE name = ?"
 _NO_LENGTHS = pack_lengths(())
 _READ = (
     "SELECT number, user, job, client, program, request, digest, size_bytes, seed, submitted_at,"
@@ -106,6 +108,7 @@ class Recovered:
     open: tuple[OpenJob, ...] = ()
     ended: tuple[EndedJob, ...] = ()
     models: tuple[ModelSpec, ...] = ()
+    pins: tuple[str, ...] = ()
 
 
 class Journal:
@@ -223,6 +226,10 @@ class Journal:
         """Remember a model no longer."""
         self._writer.put(Entry((_FORGET_MODEL, (name,)), is_owed=True))
 
+    def pin_model(self, name: str, is_pinned: bool) -> None:
+        """Write down that a model is pinned, or not any more."""
+        self._writer.put(Entry((_PIN if is_pinned else _UNPIN, (name,)), is_owed=True))
+
     def close(self) -> None:
         """Write what waits, and let go of the journal."""
         self._writer.close()
@@ -284,7 +291,8 @@ def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered
         msgspec.msgpack.decode(spec, type=ModelSpec)
         for (spec,) in connection.execute("SELECT spec FROM models ORDER BY name")
     ]
-    return Recovered(tuple(open_jobs), tuple(ended), tuple(models)), last_number
+    pins = tuple(name for (name,) in connection.execute("SELECT name FROM pins"))
+    return Recovered(tuple(open_jobs), tuple(ended), tuple(models), pins), last_number
 
 
 def _frames(inline: bytes | None, file: FrameFile) -> tuple[memoryview, ...] | StorageFailed:
