@@ -18,6 +18,7 @@ from torch import nn
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.global_state import ModuleSettings, Randomness, keeps_steps_in_modules
 from offloadd.hosting.job_tensors import MovedAside, storages_of, tensors_of
+from offloadd.offload.absent import AbsentWeight
 
 HOST_MARGIN = 1.25
 """Host memory that has to be there for each byte that moves, so that it is not the last."""
@@ -107,11 +108,12 @@ class JobAside:
             moved.move_back()
 
     def _storages(self) -> list[torch.UntypedStorage]:
+        # Asking an absent weight for its storage would bring it.
         weights = {
             tensor.untyped_storage().data_ptr()
             for module in self._modules.values()
             for tensor in (*module.parameters(), *module.buffers())
-            if tensor.device.type != "meta"
+            if not isinstance(tensor, AbsentWeight) and tensor.device.type != "meta"
         }
         assert self._outermost is not None  # the run is not over
         found = tensors_of(sys._getframe(), self._outermost)
