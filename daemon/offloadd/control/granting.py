@@ -102,7 +102,7 @@ class Granting:
         effects: list[Effect] = []
         for piece in missing:
             if self._table.used_bytes + extent.sizes[piece] > self.budget_bytes:
-                break
+                continue
             segment = self._table.add(extent, piece, worker)
             effects.append(Create(segment.number, segment.size_bytes))
         return effects
