@@ -18,6 +18,7 @@ from offloadd.hosting.aside import JobAside
 from offloadd.hosting.describe import Description
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.global_state import Randomness, seed_all
+from offloadd.hosting.host_room import HostRoom
 from offloadd.hosting.job_view import OnStep, job_view
 from offloadd.hosting.loading import Loaded, OnComponent, load_pipeline, modules
 from offloadd.hosting.offload_plan import Plan
@@ -43,6 +44,8 @@ class HostedModel:
         self._pipeline = loaded.pipeline
         self._loaded = loaded
         self._placement = placement
+        self._room = HostRoom(loaded.sources)
+        self._whole = self._room.whole()
         self._unwatch = [
             undo
             for module in modules(loaded.pipeline).values()
@@ -98,6 +101,7 @@ class HostedModel:
         `leave` and `come_back` of what it is given. Raises whatever the pipeline or these raise; in
         each case the model is ready for the next call.
         """
+        self._room.touch()
         view = job_view(self._pipeline, self.device, on_step)
         aside = JobAside(self._host, modules(self._pipeline), sys._getframe())
 
@@ -121,19 +125,53 @@ class HostedModel:
             self.moved_bytes = aside.moved_bytes
             aside.close()
 
+    @property
+    def needs_gathering(self) -> bool:
+        """Whether `gather` has to be called before the next run."""
+        return not self._placement.is_there or self._room.is_short
+
+    def rest(self) -> None:
+        """Take nothing of the device, and let the store give the weights' memory to others.
+
+        No run may be under way.
+        """
+        self._placement.remove()
+
+    def gather(self, on_component: OnComponent) -> None:
+        """Bring weights back into memory as far as there is room, and place them for a run.
+
+        No run may be under way. Raises what `load` raises; then the model rests.
+        """
+        total = len(self.description.files.components)
+        with self._host.beside_turns():
+            self._room.gather(lambda: on_component(0, total))
+        whole = self._room.whole()
+        if self._placement.is_there and whole == self._whole:
+            return
+        self._placement.remove()
+        self._placement = apply_plan(
+            self._host,
+            self.description.spec.name,
+            modules(self._pipeline),
+            self._loaded.sources,
+            self._placement.plan,
+            self.description.budget_bytes(self._host.total_bytes),
+        )
+        self._whole = whole
+
     def components(self) -> list[ComponentInfo]:
         """Each component with its bytes and where they are."""
         stats, resident = self._placement.stats(), self._placement.resident_bytes()
         found = []
         for one in self.description.files.components:
             info = ComponentInfo(name=one.name, kind=one.class_name)
-            if one.name in stats:
+            if one.name in self._loaded.sources:
                 info = ComponentInfo(
                     name=one.name,
                     kind=one.class_name,
-                    bytes=self.description.component_bytes[one.name],
-                    resident_bytes=resident[one.name],
-                    streamed_bytes=stats[one.name].streamed_bytes,
+                    bytes=self._placement.weights_bytes[one.name],
+                    resident_bytes=resident.get(one.name, 0),
+                    streamed_bytes=stats[one.name].streamed_bytes if one.name in stats else 0,
                     host_bytes=_host_bytes(self._loaded.sources[one.name]),
                     offload=self._placement.plan[one.name].mode,
                 )

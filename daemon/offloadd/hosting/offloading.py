@@ -28,12 +28,15 @@ class Placement:
 
     def __init__(self, host: DeviceHost, model: str, plan: Plan) -> None:
         self.plan = plan
+        self.weights_bytes: dict[str, int] = {}
+        """Of each component, in the dtypes that it is stored in."""
+        self.is_there = True
         self._host = host
         self._model = model
-        self._weights_bytes: dict[str, int] = {}
 
     def remove(self) -> None:
         """Take the modules off the device; they cannot be used after."""
+        self.is_there = False
         for name in self.plan:
             self._host.engine.detach(self._name(name))
 
@@ -42,7 +45,9 @@ class Placement:
         self._host.engine.settle()
 
     def stats(self) -> dict[str, ComponentStats]:
-        """Where each component's weights are now."""
+        """Where each component's weights are now; nothing of it once they were removed."""
+        if not self.is_there:
+            return {}
         found = {one.name: one for one in self._host.engine.stats().components}
         return {name: found[self._name(name)] for name in self.plan}
 
@@ -58,7 +63,7 @@ class Placement:
         if not stats.in_place:
             return stats.resident_bytes
         rests = self.plan[name].mode in ("sequential", "group")
-        return 0 if rests else self._weights_bytes[name]
+        return 0 if rests else self.weights_bytes[name]
 
     def attach(
         self,
@@ -69,7 +74,7 @@ class Placement:
     ) -> None:
         """Put one component on the engine."""
         slots = source.layout.slots().values()
-        self._weights_bytes[name] = sum(slot.spec.size_bytes for slot in slots)
+        self.weights_bytes[name] = sum(slot.spec.size_bytes for slot in slots)
         self._host.engine.attach(
             self._name(name),
             module,
