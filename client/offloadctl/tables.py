@@ -7,8 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from offload_client import JobInfo, ModelInfo
+from offload_protocol import codec
 from offload_protocol.sizes import format_duration, format_size
 from offloadctl.output import Table
+
+_PLACES = (
+    *("bytes", "resident_bytes", "streamed_bytes", "host_bytes", "pinned_bytes", "disk_bytes"),
+    *("shared_bytes", "read_bytes"),
+)
+"""The figures of a component, as columns."""
 
 RUNNING_STATES = ("loading", "running", "parked")
 
@@ -20,6 +27,7 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
         _devices_table(stats.get("devices", ())),
         _store_table(stats.get("store", {})),
         _stats_models_table(stats.get("models", ())),
+        _components_table(stats.get("models", ())),
         _counts_table("queue", stats.get("queue", {})),
         _counts_table("jobs", stats.get("jobs", {})),
         _rows_table("workers", stats.get("workers", ())),
@@ -89,25 +97,25 @@ def ps_tables(models: Sequence[ModelInfo], jobs: Sequence[JobInfo]) -> list[Tabl
         *("MODEL", "STATE", "OFFLOAD", ">RESIDENT", ">STREAMED", ">HOST"),
         *("RUNNING", "UNTIL", "REASON"),
     )
-    return [Table("models", headings, rows), _components_table(models)]
+    return [Table("models", headings, rows), _components_table(map(codec.plain, models))]
 
 
-def _components_table(models: Sequence[ModelInfo]) -> Table:
+def _components_table(models: Iterable[Mapping[str, Any]]) -> Table:
+    """The components that are somewhere; of a model that is not loaded, what memory still has."""
     rows = [
         (
-            f"{model.name}/{part.name}",
-            part.kind,
-            part.offload,
-            format_size(part.resident_bytes),
-            format_size(part.streamed_bytes),
-            format_size(part.host_bytes),
+            f"{model['name']}/{part['name']}",
+            str(part.get("kind", "")),
+            str(part.get("offload", "")),
+            *(format_size(part.get(key, 0)) for key in _PLACES),
+            f"{format_size(part.get('read_bytes_per_s', 0))}/s",
         )
         for model in models
-        for part in model.components
-        if part.bytes
+        for part in model.get("components", ())
+        if (model.get("state") == "ready" and part.get("bytes")) or part.get("host_bytes")
     ]
-    headings = ("COMPONENT", "KIND", "OFFLOAD", ">RESIDENT", ">STREAMED", ">HOST")
-    return Table("components", headings, rows)
+    places = (">SIZE", *(f">{_name(key).upper()}" for key in _PLACES[1:]))
+    return Table("components", ("COMPONENT", "KIND", "OFFLOAD", *places, ">RATE"), rows)
 
 
 def _daemon_table(stats: Mapping[str, Any]) -> Table:

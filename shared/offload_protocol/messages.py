@@ -246,7 +246,13 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One component of a hosted model and where its bytes are."""
+    """One component of a hosted model and where its bytes are.
+
+    `resident_bytes` are on the device to stay, `streamed_bytes` pass through it at each step.
+    `host_bytes` are in host memory, of which `pinned_bytes` are page-locked and `shared_bytes` are
+    used by other components too; `disk_bytes` are on disk alone. `read_bytes` were read from disk
+    since it was loaded, at `read_bytes_per_s`.
+    """
 
     name: str
     kind: str = ""
@@ -254,6 +260,11 @@ class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int = 0
     streamed_bytes: int = 0
     host_bytes: int = 0
+    pinned_bytes: int = 0
+    shared_bytes: int = 0
+    disk_bytes: int = 0
+    read_bytes: int = 0
+    read_bytes_per_s: int = 0
     offload: str = ""
 
 

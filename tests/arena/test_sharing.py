@@ -314,3 +314,52 @@ async def test_an_opening_waits_for_memory_that_is_coming_back(tmp_path: Path) -
         assert first.host_bytes == 0
         first.close()
         second.close()
+
+
+async def test_two_workers_map_the_same_segments_and_one_of_them_may_die(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    index = checkpoint(path)
+    async with rig() as it:
+        first, second = await it.process(0), await it.process(1)
+        digest = await first.ask("open", path=str(path), owner="m/unet")
+        await it.until(lambda: it.figure("disk_read_bytes_total") == index.size_bytes)
+        once = it.figure("host_used_bytes")
+        path.rename(tmp_path / "elsewhere")
+        assert await second.ask("recall", path=str(path), owner="m/unet") == digest
+        assert await second.ask("read_bytes") == 0
+        assert it.figure("host_used_bytes") == held_by_the_kernel(it) == once
+        for segment in it.memory.catalogue.segments.values():
+            assert set(segment.holders) == {0, 1}
+        await first.kill()
+        await it.lost(0)
+        again = await it.process(0)
+        assert await again.ask("recall", path=str(path), owner="m/unet") == digest
+        assert await again.ask("read_bytes") == 0
+        # What one of them still uses stays, and goes with the last.
+        await second.ask("close", owner="m/unet")
+        assert it.figure("host_used_bytes") == once
+        await again.ask("close", owner="m/unet")
+        await it.until(lambda: it.figure("host_used_bytes") == 0)
+        for worker in (second, again):
+            await worker.kill()
+
+
+async def test_what_two_workers_hold_is_freed_only_when_both_have_let_go(tmp_path: Path) -> None:
+    async with rig() as it:
+        workers = [await it.local(number) for number in (0, 1)]
+        index = checkpoint(tmp_path / "m.safetensors")
+        sources = [await opened(worker, index, "m/unet") for worker in workers]
+        view = sources[1].host_view()
+        assert view is not None
+        it.budget_bytes = PIECE_BYTES
+        it.now_s += 10
+        it.memory.tick()
+        await it.until(lambda: sources[0].host_bytes == 0)
+        assert_holds(view, sources[1].layout, arrays(SIZES, 0))
+        del view
+        it.now_s += 10
+        it.memory.tick()
+        await it.until(lambda: it.figure("host_used_bytes") <= PIECE_BYTES)
+        for source in sources:
+            assert_right(source)
+            source.close()

@@ -94,6 +94,34 @@ def test_ps_adds_up_a_models_bytes_and_names_what_runs() -> None:
     assert [row[0] for row in components.rows] == ["m/unet", "m/vae"]
 
 
+def test_ps_shows_where_a_components_bytes_are_and_nothing_of_what_is_not_loaded() -> None:
+    part = ComponentInfo(
+        name="unet",
+        bytes=4 << 20,
+        host_bytes=3 << 20,
+        pinned_bytes=2 << 20,
+        disk_bytes=1 << 20,
+        shared_bytes=3 << 20,
+        read_bytes=4 << 20,
+        read_bytes_per_s=1 << 30,
+    )
+    gone = ModelInfo(name="n", components=[ComponentInfo(name="unet", bytes=4 << 20)])
+    kept = ModelInfo(name="k", components=[ComponentInfo(name="vae", bytes=1, host_bytes=4096)])
+    _, table = ps_tables([ModelInfo(name="m", state="ready", components=[part]), gone, kept], [])
+    assert [row[0] for row in table.rows] == ["m/unet", "k/vae"]
+    shown = dict(zip(table.headings, table.rows[0], strict=True))
+    figures = {
+        ">SIZE": "4.0 MiB",
+        ">HOST": "3.0 MiB",
+        ">PINNED": "2.0 MiB",
+        ">DISK": "1.0 MiB",
+        ">SHARED": "3.0 MiB",
+        ">READ": "4.0 MiB",
+        ">RATE": "1.0 GiB/s",
+    }
+    assert shown.items() >= figures.items()
+
+
 def test_notes_on_a_models_settings_stand_below_the_models() -> None:
     noted = ModelInfo(name="m", notes=["use_stream of offload change nothing"])
     _, notes = models_tables([noted, ModelInfo(name="other")])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,91 +14,123 @@ from system.service import UNITS, installed
 
 pytestmark = pytest.mark.system
 
-SCRIPT = Path(__file__).parent / "memory_service.py"
-UNIT = """\
-[Service]
-Type=notify
-NotifyAccess=main
-ExecStart=/opt/offloadd/bin/python /opt/memory_service.py
-Restart=on-failure
-RestartSec=100ms
-{store}
-"""
+CONTROL = "/opt/offloadd/bin/offloadctl"
+PICTURE = "/run/picture.png"
+START_LIMIT_S = 200.0
+
+
+class Service:
+    """The shipped service in a container, with the model that is always there."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+
+    def manage(self, *what: str) -> None:
+        done = self.container.run("systemctl", *what, "offloadd", limit_s=START_LIMIT_S)
+        assert done.returncode == 0, self.journal()
+
+    def draw(self) -> str:
+        """Draw the picture that all tests draw, and give its digest."""
+        self.container.call(
+            *(CONTROL, "generate", "shapes", "--prompt", "a red circle on a white background"),
+            *("--seed", "5", "--steps", "3", "-o", PICTURE),
+            limit_s=START_LIMIT_S,
+        )
+        return self.container.call("sha256sum", PICTURE)
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.container.call(CONTROL, "--json", "stats"))
+        return found
+
+    def wait_for_other_than(self, pid: int) -> None:
+        """Wait until another daemon than that one serves."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            done = self.container.run(CONTROL, "--json", "stats")
+            if done.returncode == 0:
+                daemon = json.loads(done.stdout)["daemon"]
+                if daemon["pid"] != pid and daemon["state"] == "ready":
+                    return
+            time.sleep(0.3)
+        raise AssertionError(f"no other daemon serves: {self.journal()}")
+
+    def hide_weights(self) -> None:
+        self._rename("safetensors", "hidden")
+
+    def show_weights(self) -> None:
+        self._rename("hidden", "safetensors")
+
+    def journal(self) -> str:
+        return self.container.run("journalctl", "--unit=offloadd", "--output=cat").stdout
+
+    def _rename(self, old: str, new: str) -> None:
+        script = (
+            f'for f in $(find /opt/offloadd/lib -name "*.{old}"); do mv $f ${{f%.*}}.{new}; done'
+        )
+        self.container.call("sh", "-c", script)
 
 
 @pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """A machine on which the service is known and runs."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service, started, and its weights in memory."""
     try:
         with installed(tmp_path_factory.mktemp("memory")) as container:
-            write(container, "/opt/memory_service.py", SCRIPT.read_text())
-            unit = UNIT.format(store=stored_by_the_shipped_unit("offloadd.service"))
-            write(container, "/run/systemd/system/memory.service", unit)
-            container.call("systemctl", "daemon-reload")
-            manage(container, "start")
-            yield container
+            service = Service(container)
+            service.manage("start")
+            yield service
     except CannotBoot as reason:
         pytest.skip(f"no systemd can be booted here: {reason}")
 
 
+@pytest.fixture
+def drawn(service: Service) -> Iterator[str]:
+    """A picture; its weights are in memory from then on, and their files are gone."""
+    digest = service.draw()
+    service.hide_weights()
+    yield digest
+    service.show_weights()
+
+
 @pytest.mark.parametrize("unit", ["offloadd.service", "user/offloadd.service"])
 def test_the_units_let_memory_be_kept(unit: str) -> None:
-    most = int(stored_by_the_shipped_unit(unit).partition("=")[2])
-    # A terabyte of weights, and the index.
-    assert most > (1 << 40) // (256 << 20) - 1
-
-
-def test_a_killed_daemons_successor_has_the_weights_and_reads_nothing(container: Container) -> None:
-    first = status(container)
-    assert first["digest"] is not None
-    container.call("systemctl", "kill", "-s", "KILL", "memory")
-    later = status(container, after=first)
-    assert later["digest"] is not None
-    assert later["read_bytes"] == 0
-
-
-def test_a_restarted_daemon_has_the_weights_and_reads_nothing(container: Container) -> None:
-    before = status(container)
-    manage(container, "restart")
-    later = status(container, after=before)
-    assert later["digest"] == before["digest"] is not None
-    assert later["read_bytes"] == 0
-
-
-def test_a_plain_stop_discards_them(container: Container) -> None:
-    before = status(container)
-    manage(container, "stop")
-    manage(container, "start")
-    assert status(container, after=before)["digest"] is None
-
-
-def stored_by_the_shipped_unit(name: str) -> str:
-    found = re.search(r"(?m)^FileDescriptorStoreMax=\d+$", (UNITS / name).read_text())
+    found = re.search(r"(?m)^FileDescriptorStoreMax=(\d+)$", (UNITS / unit).read_text())
     assert found is not None
-    return found[0]
+    # A terabyte of weights, and the index.
+    assert int(found[1]) > (1 << 40) // (256 << 20) - 1
 
 
-def manage(container: Container, what: str) -> None:
-    done = container.run("systemctl", what, "memory", limit_s=120)
-    assert done.returncode == 0, journal(container)
+def test_a_killed_daemons_successor_has_the_weights_and_reads_nothing(
+    service: Service, drawn: str
+) -> None:
+    pid = service.stats()["daemon"]["pid"]
+    service.manage("kill", "--signal=KILL")
+    service.wait_for_other_than(pid)
+    assert service.draw() == drawn
+    assert_nothing_was_read(service)
 
 
-def journal(container: Container) -> str:
-    return container.run("journalctl", "--unit=memory", "--output=cat").stdout
+def test_a_restarted_daemon_has_the_weights_and_reads_nothing(service: Service, drawn: str) -> None:
+    service.manage("restart")
+    assert service.draw() == drawn
+    assert_nothing_was_read(service)
 
 
-def write(container: Container, path: str, text: str) -> None:
-    encoded = base64.b64encode(text.encode()).decode()
-    container.call("sh", "-c", f"echo {encoded} | base64 -d >{path}")
+def test_a_plain_stop_discards_them(service: Service) -> None:
+    before = service.draw()
+    service.manage("stop")
+    service.manage("start")
+    assert service.stats()["store"]["host_used_bytes"] == 0
+    assert service.draw() == before
+    assert held_bytes(service) > 0
 
 
-def status(container: Container, after: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the service says of itself; waits for another life than that of `after`."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        done = container.run("cat", "/run/memory_service.json")
-        found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
-        if found and (after is None or found["pid"] != after["pid"]):
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"no new life of the service: {journal(container)}")
+def assert_nothing_was_read(service: Service) -> None:
+    # The reports of what was read come within a second of the reading.
+    time.sleep(2)
+    assert service.stats()["store"]["disk_read_bytes_total"] == 0
+    assert held_bytes(service) > 0
+
+
+def held_bytes(service: Service) -> int:
+    (model,) = service.stats()["models"]
+    return sum(part["host_bytes"] for part in model["components"])

@@ -60,7 +60,10 @@ Answer = Result | OnceWritten | asyncio.Future[ModelInfo] | asyncio.Future[None]
 
 
 class Handlers:
-    """One method a request; `stats` gives the statistics as a session may see them."""
+    """One method a request; `stats` gives the statistics as a session may see them.
+
+    `located` gives models with their bytes as they are now.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Handlers:
         roles: Roles,
         clock: Callable[[], float],
         stats: Callable[[Session], dict[str, Any]],
+        located: Callable[[list[ModelInfo]], list[ModelInfo]],
     ) -> None:
         self._sessions = sessions
         self._dispatcher = dispatcher
@@ -79,6 +83,7 @@ class Handlers:
         self._roles = roles
         self._clock = clock
         self._stats = stats
+        self._located = located
         self._refusal: OffloadError | None = None
         self.is_draining = False
         self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer]] = {
@@ -140,7 +145,7 @@ class Handlers:
         return self._stats(session)
 
     def _show_models(self, session: Session, request: Models, frames: Frames) -> Result:
-        return ModelList(models=[model.info() for model in self._models])
+        return ModelList(models=self._located([model.info() for model in self._models]))
 
     def _load(self, session: Session, request: Load, frames: Frames) -> Answer:
         self._check_changes()

@@ -8,7 +8,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from offload_protocol.errors import OffloadError, ShuttingDown, WorkerCrashed
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
+from offload_protocol.messages import ModelInfo
 from offloadd.channel.messages import DeviceReport
 from offloadd.config import Config
 from offloadd.control import stats
@@ -45,6 +46,7 @@ from offloadd.control.sessions import Session, Sessions
 from offloadd.control.supervisor import DEFAULT_PATIENCE, WORKER_COMMAND, Patience, Supervisor
 from offloadd.control.switching import Costs
 from offloadd.control.telling import Telling
+from offloadd.control.whereabouts import located
 
 TICK_S = 0.25
 """How exact deadlines are, and how often places in the queue are told."""
@@ -154,6 +156,7 @@ class Server:
             setting.roles,
             setting.clock,
             self._stats,
+            self._located,
         )
         self._front = Front(
             self._sessions,
@@ -290,6 +293,10 @@ class Server:
         self._handlers.refuse_changes(error)
         self._models.close(error)
 
+    def _located(self, infos: Iterable[ModelInfo]) -> list[ModelInfo]:
+        held, readings = self._memory.held(), self._memory.readings()
+        return [located(info, held, readings) for info in infos]
+
     def _stats(self, session: Session) -> dict[str, Any]:
         peer, now_s = session.connection.peer, self._clock()
         held = self._memory.held()
@@ -303,12 +310,12 @@ class Server:
             messages_dropped_total=self._sessions.dropped_total,
         )
         sees_all = self._setting.roles.administrates(peer)
-        infos = [model.info() for model in self._models]
+        infos = self._located([model.info() for model in self._models])
         return {
             "daemon": stats.daemon(facts),
             "devices": stats.devices(self._foreman.device),
             "store": stats.store(self._memory.figures(), infos, held),
-            "models": stats.models(infos, held, self._memory.readings()),
+            "models": stats.models(infos),
             "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
             "jobs": stats.jobs(self._endings.totals, self._endings.results),
             "workers": stats.workers(self._supervisor),

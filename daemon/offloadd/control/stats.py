@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload_protocol import codec
-from offload_protocol.messages import ComponentInfo, ModelInfo
-from offloadd.channel.arena import Reading
+from offload_protocol.messages import ModelInfo
 from offloadd.channel.messages import DeviceReport
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Totals
@@ -16,6 +15,7 @@ from offloadd.control.extents import Held
 from offloadd.control.results import Results
 from offloadd.control.sessions import Session
 from offloadd.control.supervisor import Supervisor
+from offloadd.control.whereabouts import owner_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +63,14 @@ def store(
         component.host_bytes
         for info in infos
         for component in info.components
-        if _owner(info.name, component.name) not in held
+        if owner_of(info.name, component.name) not in held
     )
     return {**figures, "host_used_bytes": figures["host_used_bytes"] + outside_bytes}
 
 
-def models(
-    infos: Iterable[ModelInfo], held: Mapping[str, Held], readings: Mapping[str, Reading]
-) -> list[dict[str, Any]]:
-    """The key `models`; of each component (`MODEL/COMPONENT`) where its bytes are.
-
-    `held` says what is in host memory, `readings` what was read from disk and how fast.
-    """
-    rows: list[dict[str, Any]] = []
-    for info in infos:
-        row = codec.plain(info)
-        row["components"] = [
-            _component(
-                component,
-                held.get(_owner(info.name, component.name), Held()),
-                readings.get(_owner(info.name, component.name), Reading()),
-            )
-            for component in info.components
-        ]
-        rows.append(row)
-    return rows
-
-
-def _component(info: ComponentInfo, held: Held, reading: Reading) -> dict[str, Any]:
-    host_bytes = held.host_bytes or info.host_bytes
-    return {
-        **codec.plain(info),
-        "host_bytes": host_bytes,
-        # Segments are whole pages, and so may be a little more than the weights.
-        "disk_bytes": max(info.bytes - host_bytes, 0),
-        "pinned_bytes": held.pinned_bytes,
-        "shared_bytes": held.shared_bytes,
-        "read_bytes": reading.size_bytes,
-        "read_bytes_per_s": round(reading.size_bytes / reading.busy_s) if reading.busy_s else 0,
-    }
-
-
-def _owner(model: str, component: str) -> str:
-    return f"{model}/{component}"
+def models(infos: Iterable[ModelInfo]) -> list[dict[str, Any]]:
+    """The key `models`, each with its components and where their bytes are."""
+    return [codec.plain(info) for info in infos]
 
 
 def queue(waiting: int, dispatcher: Dispatcher, limit: int) -> dict[str, int]:
