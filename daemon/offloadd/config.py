@@ -153,6 +153,9 @@ class StoreSection(_Section):
     host_budget: Share = Field(
         "", description="host memory for weights, such as 8GiB or 80%; empty: what is available"
     )
+    pack_cache: Share = Field(
+        "50%", description="disk for packs, such as 200GiB, or a share of their file system"
+    )
 
 
 class JournalSection(_Section):

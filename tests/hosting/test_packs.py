@@ -19,7 +19,7 @@ from offload_protocol.errors import Cancelled, ModelLoadFailed, StorageFailed
 from offloadd.channel.specs import model_spec
 from offloadd.hosting.describe import describe
 from offloadd.hosting.hosted import HostedModel
-from offloadd.hosting.packs import cache_directory
+from offloadd.store.pack_cache import cache_directory
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 

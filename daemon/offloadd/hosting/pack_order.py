@@ -18,8 +18,9 @@ from offload_protocol.messages import ErrorInfo
 from offloadd.store.arena.key import extent_key
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout, TensorSpec, lay_out
+from offloadd.store.pack_cache import SourceFile
 
-_VERSION = "offloadd pack 1"
+_VERSION = "offloadd pack 2"
 _DIGITS = 32
 
 
@@ -46,7 +47,7 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     variant: str | None
     dtype: str
-    files: list[str]
+    files: list[SourceFile]
     units: list[PackedUnit]
     names: dict[str, str]
     through: dict[str, str]

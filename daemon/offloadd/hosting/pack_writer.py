@@ -26,6 +26,7 @@ from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.index import read_checkpoint
 from offloadd.store.layout import TensorSlot, TensorSpec, lay_out
 from offloadd.store.pack import PackEntry, write_pack
+from offloadd.store.pack_cache import pack_metadata
 from offloadd.store.reader import DiskReader
 
 _PR_SET_PDEATHSIG = 1
@@ -77,7 +78,7 @@ def _write_cast(order: PackOrder) -> None:
             _cast_entry(source, slot, wanted[slot.spec.name].spec, order.through)
             for slot in stored.slots().values()
         ]
-        write_pack(Path(order.path), entries)
+        write_pack(Path(order.path), entries, pack_metadata(order.files))
         source.close()
 
 
@@ -109,7 +110,8 @@ def _write_loaded(order: PackOrder) -> None:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    write_pack(Path(order.path), _loaded_entries(order, tensors, list(module.state_dict())))
+    entries = _loaded_entries(order, tensors, list(module.state_dict()))
+    write_pack(Path(order.path), entries, pack_metadata(order.files))
 
 
 def _loaded_entries(

@@ -8,7 +8,6 @@ that its memory is returned whole, and it ends with this process.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from offloadd.hosting.pack_order import (
 from offloadd.hosting.weights import Weights
 from offloadd.store.index import CheckpointIndex, ComponentFiles, read_checkpoint
 from offloadd.store.index.pipeline import Recall, nothing_recalled
+from offloadd.store.pack_cache import SourceFile
 
 _LOOK_EVERY_S = 0.1
 _WRITER = "offloadd.hosting.pack_writer"
@@ -73,7 +73,7 @@ class Packs:
             directory=str(files.directory),
             variant=weights.index.variant,
             dtype=dtype_name(dtype),
-            files=[str(file.path) for file in weights.index.files],
+            files=[SourceFile.of(file) for file in weights.index.files],
             units=packed_units(weights.layout),
             names=names,
             through=through,
@@ -112,7 +112,7 @@ def _is_there(order: PackOrder, recall: Recall) -> bool:
     if Path(order.path).exists():
         return True
     # As long as it can be written again, what is in memory need not do.
-    is_gone = not all(Path(file).exists() for file in order.files)
+    is_gone = not all(Path(file.path).exists() for file in order.files)
     return is_gone and recall(Path(order.path), None) is not None
 
 
@@ -124,15 +124,6 @@ def _index_of(path: Path, recall: Recall) -> CheckpointIndex:
         if index is None:
             raise
         return index
-
-
-def cache_directory() -> Path:
-    """Where packs go unless a model says otherwise: the service's or the user's cache."""
-    if given := os.environ.get("CACHE_DIRECTORY"):
-        # systemd separates several directories by colons.
-        return Path(given.partition(":")[0]) / "packs"
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "offloadd" / "packs"
 
 
 def _loaders(directory: Path) -> list[str]:

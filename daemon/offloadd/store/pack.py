@@ -12,10 +12,11 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from typing_extensions import Buffer
@@ -26,6 +27,7 @@ from offloadd.store.layout import TensorSpec
 DATA_ALIGNMENT_BYTES = 4096
 _UNFINISHED = ".unfinished"
 _FREE_RESERVE_BYTES = 1024 * 1024
+NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +47,19 @@ class Pack:
     crc32: int
 
 
-def write_pack(path: Path, entries: Iterable[PackEntry]) -> Pack:
+def write_pack(
+    path: Path, entries: Iterable[PackEntry], metadata: Mapping[str, str] = NO_METADATA
+) -> Pack:
     """Write the tensors, in the order given, to `path`; an older file there is replaced.
+
+    `metadata` goes into the header.
 
     Left-overs of writers that died are deleted from the directory. Raises StorageFailed, naming
     the directory and the bytes wanted, when they do not fit or may not be written; ValueError when
     an entry gives another number of bytes than it said. Nothing is left behind then.
     """
     tensors = tuple(entries)
-    header = _header([entry.spec for entry in tensors])
+    header = _header([entry.spec for entry in tensors], metadata)
     size_bytes = len(header) + sum(entry.spec.size_bytes for entry in tensors)
     with _storage_errors(path.parent, size_bytes):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +83,8 @@ def clean_leftovers(directory: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def _header(specs: list[TensorSpec]) -> bytes:
-    described: dict[str, object] = {}
+def _header(specs: list[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    described: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset_bytes = 0
     for spec in specs:
         stop_bytes = offset_bytes + spec.size_bytes

@@ -25,7 +25,7 @@ from offloadd.channel.messages import (
     UnloadModel,
 )
 from offloadd.hosting.device_host import DeviceHost, accelerator_for
-from offloadd.hosting.packs import cache_directory
+from offloadd.store.pack_cache import cache_directory
 from offloadd.store.reader import DiskReader
 from offloadd.worker.attempts import Attempts
 from offloadd.worker.device import Device, report
