@@ -58,6 +58,35 @@ def test_a_killed_workers_successor_draws_though_every_weight_file_is_gone(
         assert "still in memory" in daemon.log.read_text()
 
 
+def test_models_that_do_not_fit_together_take_turns_in_memory(
+    short_tmp: Path, tmp_path: Path
+) -> None:
+    save_sd(tmp_path / "plain")
+    save_sd(tmp_path / "packed", seed=40)
+    models = CONFIG.format(directory=tmp_path)
+    with running_daemon(short_tmp / "whole", config=models) as daemon, daemon.client() as client:
+        pictures = {name: draw(client, name) for name in MODELS}
+        used_bytes = client.stats()["store"]["host_used_bytes"]
+    # One of the two fits, and a half.
+    budget_bytes = used_bytes * 3 // 4
+    config = f'[store]\nhost_budget = "{budget_bytes}"\n{models}'
+    with running_daemon(short_tmp / "short", config=config) as daemon, daemon.client() as client:
+        for name in 2 * MODELS:
+            assert draw(client, name) == pictures[name]
+            stats = client.stats()
+            assert 0 < stats["store"]["host_used_bytes"] <= budget_bytes
+        settle(client)
+        read_bytes = client.stats()["store"]["disk_read_bytes_total"]
+        assert read_bytes > 1.5 * used_bytes
+        client.pin("plain")
+        for name in 2 * MODELS:
+            assert draw(client, name) == pictures[name]
+        settle(client)
+        (pinned,) = (one for one in client.stats()["models"] if one["name"] == "plain")
+        assert sum(part["disk_bytes"] for part in pinned["components"]) == 0
+    assert "rests: others want its memory" in daemon.log.read_text()
+
+
 def draw(client: Client, model: str) -> bytes:
     picture: bytes = client.generate(model, **CALL).image.tobytes()
     return picture

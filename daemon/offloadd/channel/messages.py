@@ -70,6 +70,14 @@ class CancelJob(ToWorker, frozen=True):
     job: str
 
 
+class Placed(msgspec.Struct, frozen=True):
+    """A component's weights: on the device to stay, through it at each step, in host memory."""
+
+    resident_bytes: int
+    streamed_bytes: int
+    host_bytes: int
+
+
 class DeviceReport(FromWorker, frozen=True):
     """The device and its memory; the first one says that the worker has found its device."""
 
@@ -82,6 +90,8 @@ class DeviceReport(FromWorker, frozen=True):
     host_bytes: int = 0
     parked_bytes: int = 0
     """Of jobs that gave way."""
+    placed: dict[str, Placed] = msgspec.field(default_factory=dict)
+    """Of the models in memory, by `MODEL/COMPONENT`."""
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -297,7 +297,9 @@ class Server:
 
     def _located(self, infos: Iterable[ModelInfo]) -> list[ModelInfo]:
         held, readings = self._memory.held(), self._memory.readings()
-        return [located(info, held, readings) for info in infos]
+        device = self._foreman.device
+        placed = device.placed if device is not None else {}
+        return [located(info, placed, held, readings) for info in infos]
 
     def _stats(self, session: Session) -> dict[str, Any]:
         peer, now_s = session.connection.peer, self._clock()

@@ -8,25 +8,30 @@ import msgspec
 
 from offload_protocol.messages import ComponentInfo, ModelInfo
 from offloadd.channel.arena import Reading
+from offloadd.channel.messages import Placed
 from offloadd.control.extents import Held
 
 
 def located(
-    info: ModelInfo, held: Mapping[str, Held], readings: Mapping[str, Reading]
+    info: ModelInfo,
+    placed: Mapping[str, Placed],
+    held: Mapping[str, Held],
+    readings: Mapping[str, Reading],
 ) -> ModelInfo:
     """A model with its components' bytes as they are now.
 
-    `held` says what components (`MODEL/COMPONENT`) have in host memory, `readings` what was read
-    from disk for them.
+    `placed` says where components (`MODEL/COMPONENT`) are as their worker sees it, `held` what they
+    have in the store's memory, `readings` what was read from disk for them.
     """
-    components = [
-        _located(
-            component,
-            held.get(owner_of(info.name, component.name), Held()),
-            readings.get(owner_of(info.name, component.name), Reading()),
+    components = []
+    for component in info.components:
+        owner = owner_of(info.name, component.name)
+        now = placed.get(owner)
+        if now is not None:
+            component = msgspec.structs.replace(component, **msgspec.structs.asdict(now))
+        components.append(
+            _located(component, held.get(owner, Held()), readings.get(owner, Reading()))
         )
-        for component in info.components
-    ]
     return msgspec.structs.replace(info, components=components)
 
 

@@ -35,6 +35,7 @@ from offloadd.worker.journal_log import quieten_libraries
 from offloadd.worker.models import Models
 from offloadd.worker.orders import Order
 from offloadd.worker.receiver import Desk, end_process
+from offloadd.worker.room_keeper import RoomKeeper
 
 REPORT_PAUSE_S, REPORT_AGE_S = 0.05, 1.0
 """After a short job the memory is measured when no other follows at once, or the last report is as
@@ -56,6 +57,7 @@ class Crew:
             accelerator, cache_directory(), desk.arena, reader, self._baton.released
         )
         self._models = Models(device, self._host, self._baton)
+        RoomKeeper(desk.arena, self._models)
         self._attempts = Attempts(device, self._host, self._baton)
         self._runner = JobRunner(channel, device, self._models, desk.turns, self._attempts)
         self._reported_s = -REPORT_AGE_S
@@ -144,13 +146,15 @@ class Crew:
 
     def _report_held(self) -> None:
         self._reported_s = time.monotonic()
+        placed = self._models.placed()
         self._channel.send(
             report(
                 self._device,
                 resident_bytes=self._models.resident_bytes,
                 ring_bytes=self._host.engine.stats().ring_bytes,
-                host_bytes=self._models.host_bytes,
+                host_bytes=sum(one.host_bytes for one in placed.values()),
                 parked_bytes=self._host.parked_bytes,
+                placed=placed,
             )
         )
 

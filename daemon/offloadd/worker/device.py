@@ -6,18 +6,21 @@ A CPU counts as a device of its own: its memory is the host's, within the contro
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import torch
 
 from offload_protocol.errors import InternalError
-from offloadd.channel.messages import DeviceReport
+from offloadd.channel.messages import DeviceReport, Placed
 
 _log = logging.getLogger(__name__)
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _CGROUP = Path("/sys/fs/cgroup")
+NOTHING_PLACED: Mapping[str, Placed] = MappingProxyType({})
 
 
 class DeviceMissing(InternalError):
@@ -86,6 +89,7 @@ def report(
     ring_bytes: int = 0,
     host_bytes: int = 0,
     parked_bytes: int = 0,
+    placed: Mapping[str, Placed] = NOTHING_PLACED,
 ) -> DeviceReport:
     """What the control plane is told about the device."""
     memory = measure(device)
@@ -98,6 +102,7 @@ def report(
         ring_bytes=ring_bytes,
         host_bytes=host_bytes,
         parked_bytes=parked_bytes,
+        placed=dict(placed),
     )
 
 

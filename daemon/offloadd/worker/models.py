@@ -1,7 +1,8 @@
 """The models that this worker knows, and those of them that are in memory.
 
 A model is loaded once however many threads ask for it, by the thread that asks first, without the
-device but for moments; and it is not unloaded while a job is in the middle of its call.
+device but for moments; and it is not unloaded while a job is in the middle of its call. One whose
+memory others wanted rests, and is brought back in the same way by the next job on it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Collection
 
-from offload_protocol.errors import InternalError, UnknownModel
+from offload_protocol.errors import Cancelled, InternalError, OffloadError, UnknownModel
+from offloadd.channel.messages import Placed
 from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.describe import Description, describe
 from offloadd.hosting.device_host import DeviceHost
@@ -38,7 +41,7 @@ class Models:
         self._known: dict[str, Description | NoopModel] = {}
         self._loaded: dict[str, HostedModel | NoopModel] = {}
         self._busy: set[str] = set()
-        """Being loaded or unloaded by some thread."""
+        """Being loaded, unloaded, brought back or laid to rest by some thread."""
         self._users: Counter[str] = Counter()
 
     @property
@@ -46,10 +49,16 @@ class Models:
         """Bytes of all models' weights on the device; the caller has the baton."""
         return sum(model.resident_bytes for model in self._in_memory())
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of all models' weights in host memory; what models share counts for each."""
-        return sum(one.host_bytes for model in self._in_memory() for one in model.components())
+    def placed(self) -> dict[str, Placed]:
+        """Where each component (`MODEL/COMPONENT`) of the models in memory is."""
+        return {
+            f"{model.description.spec.name}/{one.name}": Placed(
+                one.resident_bytes, one.streamed_bytes, one.host_bytes
+            )
+            for model in self._in_memory()
+            for one in model.components()
+            if one.bytes
+        }
 
     def register(self, spec: ModelSpec) -> Description | NoopModel:
         """Check a model and make it known; one of that name is unloaded if it was another.
@@ -76,18 +85,40 @@ class Models:
                 if not self._changed.wait(LOOK_S):
                     on_component(0, 0)
             self._users[name] += 1
-            if model is not None:
+            if model is not None and (self._users[name] > 1 or not _is_short(model)):
                 return model, False
             self._busy.add(name)
         try:
             with self._baton.held():
-                model = self._load(name, on_component)
+                now = self._load(name, on_component)
         except BaseException:
             self._set(name, None)
             self.leave(name)
             raise
-        self._set(name, model)
-        return model, True
+        self._set(name, now)
+        return now, model is None
+
+    def let_rest(self, owners: Collection[str]) -> None:
+        """The memory of these components (`MODEL/COMPONENT`) is wanted; idle models give it up."""
+        wanted: dict[str, set[str]] = {}
+        for owner in owners:
+            wanted.setdefault(owner.rpartition("/")[0], set()).add(owner)
+        for name, own in wanted.items():
+            with self._changed:
+                model = self._loaded.get(name)
+                is_idle = name not in self._busy and not self._users[name]
+                if is_idle:
+                    self._busy.add(name)
+            if not is_idle:
+                self._host.arena.refuse(own)
+                continue
+            try:
+                if isinstance(model, HostedModel):
+                    with self._baton.held():
+                        model.rest()
+                    _log.info("model=%s rests: others want its memory", name)
+            finally:
+                self._set(name, None)
 
     def leave(self, name: str) -> None:
         """A user of the model is done with it."""
@@ -120,6 +151,9 @@ class Models:
         self._known.pop(name, None)
 
     def _load(self, name: str, on_component: OnComponent) -> HostedModel | NoopModel:
+        resting = self._loaded.get(name)
+        if isinstance(resting, HostedModel):
+            return self._brought_back(name, resting, on_component)
         try:
             spec = self._known[name].spec
         except KeyError:
@@ -132,6 +166,20 @@ class Models:
         free_bytes = memory.free_bytes + self._host.engine.stats().resident_bytes
         plan = description.plan(free_bytes, memory.total_bytes, self._device.is_cpu)
         return HostedModel.load(description, plan, self._host, on_component)
+
+    def _brought_back(
+        self, name: str, model: HostedModel, on_component: OnComponent
+    ) -> HostedModel:
+        try:
+            model.gather(on_component)
+        except Cancelled:
+            raise
+        except OffloadError:
+            # Loaded anew, it is checked against what its files are then.
+            del model
+            self._unload(name)
+            raise
+        return model
 
     def _unload(self, name: str) -> None:
         model = self._loaded.get(name)
@@ -158,3 +206,7 @@ class Models:
         if spec.source == NOOP:
             return NoopModel(spec)
         return describe(spec, self._device.is_cpu, self._host.arena.recall)
+
+
+def _is_short(model: HostedModel | NoopModel) -> bool:
+    return isinstance(model, HostedModel) and model.needs_gathering
