@@ -102,7 +102,7 @@ def host(
     on = on or device_host(device)
     on_cpu = on.computes_in_host_memory
     spec = model_spec(f"tiny{next(_numbers)}", str(directory), options)
-    description = describe(spec, on_cpu)
+    description = describe(spec, on_cpu, on.arena.recall, on.unpickler())
     plan = description.plan(on.total_bytes, on.total_bytes, on_cpu)
     return HostedModel.load(description, plan, on, lambda done, total: None)
 

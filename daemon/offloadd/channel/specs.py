@@ -59,6 +59,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings for single components, by name; the others follow `offload`."""
     device_budget: str | None = None
     """What its weights may take of the device at once: a size, or a share such as `50%`."""
+    weights_only: bool = False
+    """Whether weights that are only there as pickles are taken, as torch's `weights_only` does."""
     preload: bool = False
     keep_alive: float | None = None
     """Seconds that it stays in memory unused; below 0 for ever; None: as the daemon has it."""

@@ -23,7 +23,7 @@ from offloadd.hosting.offload_plan import Plan, check_settings, make_plan, setti
 from offloadd.hosting.signatures import Parameter, call_parameters
 from offloadd.hosting.sources import source_directory
 from offloadd.store.index import PipelineFiles, inspect_pipeline
-from offloadd.store.index.pipeline import Recall, nothing_recalled
+from offloadd.store.index.pipeline import Recall, Unpickle, nothing_recalled
 from offloadd.store.index.strict_json import parse_object
 from offloadd.store.index.weight_file import read_small_file, refuse
 
@@ -99,14 +99,25 @@ class Description:
         return self.spec.components.get(component, self.spec.offload).mode
 
 
-def describe(spec: ModelSpec, on_cpu: bool, recall: Recall = nothing_recalled) -> Description:
+def describe(
+    spec: ModelSpec,
+    on_cpu: bool,
+    recall: Recall = nothing_recalled,
+    unpickle: Unpickle = nothing_recalled,
+) -> Description:
     """Find and check a model's files, classes and settings.
 
-    Where weight files are gone, `recall` may know their weights in memory. Raises
+    Where weight files are gone, `recall` may know their weights in memory; where there are only
+    pickles and the model may have those, `unpickle` rewrites them. Raises
     `ModelLoadFailed` for a source that cannot be hosted, `InvalidRequest` for settings that do not
     fit the model or the device, `StorageFailed` for a disk that cannot be read.
     """
-    files = inspect_pipeline(source_directory(spec.source), variant=spec.variant, recall=recall)
+    files = inspect_pipeline(
+        source_directory(spec.source),
+        variant=spec.variant,
+        recall=recall,
+        unpickle=unpickle if spec.weights_only else nothing_recalled,
+    )
     kind = pipeline_class(files.class_name)
     for component in files.components:
         component_class(component.name, component.library, component.class_name)

@@ -17,6 +17,7 @@ from offloadd.hosting.borders import Borders
 from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.packs import Packs
+from offloadd.hosting.pickles import Unpickler
 from offloadd.hosting.presets import casting_of
 from offloadd.hosting.weights import Weights
 from offloadd.offload.accelerator.cpu import CpuAccelerator
@@ -124,6 +125,10 @@ class DeviceHost:
         cache).
         """
         return Supplier(self, model, plan, on_disk, self._cache)
+
+    def unpickler(self) -> Unpickler:
+        """What rewrites pickles, where a model may have them."""
+        return Unpickler(self._cache)
 
     def close(self) -> None:
         """Let go of the device."""

@@ -34,23 +34,25 @@ class PackedUnit(msgspec.Struct, frozen=True):
 class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for a component's weights in the dtypes of the layout.
 
-    With `cast`, the files have these tensors under `names` and only their dtypes differ; otherwise
-    the class's own `from_pretrained` reads them, with `dtype`. A tensor named in `through` is
-    rounded to that dtype first. `files` are the weight files that it is made from.
+    With `cast`, the files at `location` have these tensors under `names` and only their dtypes
+    differ; with `load` the class's own `from_pretrained` reads them, with `dtype`; with `unpickle`
+    the files are pickles, all of whose tensors are taken as they are. A tensor named in `through`
+    is rounded to that dtype first. `files` are the weight files that it is made from.
     """
 
     path: str
-    how: Literal["cast", "load"]
+    how: Literal["cast", "load", "unpickle"]
     component: str
-    library: str
-    class_name: str
     directory: str
-    variant: str | None
-    dtype: str
     files: list[SourceFile]
-    units: list[PackedUnit]
-    names: dict[str, str]
-    through: dict[str, str]
+    location: str = ""
+    library: str = ""
+    class_name: str = ""
+    variant: str | None = None
+    dtype: str = ""
+    units: list[PackedUnit] = msgspec.field(default_factory=list)
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    through: dict[str, str] = msgspec.field(default_factory=dict)
 
     def layout(self) -> Layout:
         """The layout that the pack is to serve."""

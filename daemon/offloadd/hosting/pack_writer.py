@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,10 +47,7 @@ def main() -> None:
 def _carry_out(orders: list[PackOrder]) -> PackAnswer:
     for order in orders:
         try:
-            if order.how == "cast":
-                _write_cast(order)
-            else:
-                _write_loaded(order)
+            _WRITERS[order.how](order)
         except OffloadError as error:
             return PackAnswer(error=error_info(error))
         except MemoryError:
@@ -58,7 +57,7 @@ def _carry_out(orders: list[PackOrder]) -> PackAnswer:
 
 
 def _write_cast(order: PackOrder) -> None:
-    index = read_checkpoint(Path(order.directory), variant=order.variant)
+    index = read_checkpoint(Path(order.location))
     wanted = order.layout().slots()
     stored = lay_out(
         [
@@ -137,6 +136,40 @@ def _loaded_entries(
         yield _entry(TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)), tensor)
 
 
+def _write_unpickled(order: PackOrder) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    for file in order.files:
+        for name, value in _unpickled(Path(file.path)).items():
+            if not isinstance(value, torch.Tensor) or value.dtype not in DTYPE_NAMES:
+                raise _refused(Path(file.path), f"{name!r} is no tensor that a pack can hold")
+            tensors[str(name)] = value
+    entries = [
+        _entry(TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)), tensor)
+        for name, tensor in tensors.items()
+    ]
+    write_pack(Path(order.path), entries, pack_metadata(order.files))
+
+
+def _unpickled(path: Path) -> dict[Any, Any]:
+    # Mapped, so that only what is being written is in memory; files of before torch 1.6 cannot be.
+    can_be_mapped = zipfile.is_zipfile(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise _refused(path, " ".join(str(error).split())[:300]) from error
+    if not isinstance(found, dict):
+        raise _refused(path, f"it holds a {type(found).__name__}, not named tensors")
+    return found
+
+
+def _refused(path: Path, why: str) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"{path} cannot be taken as weights only: {why}",
+        hint="take the model in safetensors form; nothing but tensors is read from pickles",
+        details={"path": str(path), "kind": "pickle"},
+    )
+
+
 def _entry(spec: TensorSpec, tensor: torch.Tensor) -> PackEntry:
     return PackEntry(spec, lambda: _bytes_of(tensor.to(DTYPES[spec.dtype])))
 
@@ -145,6 +178,12 @@ def _bytes_of(tensor: torch.Tensor) -> Buffer:
     flat: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return cast(Buffer, flat)
 
+
+_WRITERS: dict[str, Callable[[PackOrder], None]] = {
+    "cast": _write_cast,
+    "load": _write_loaded,
+    "unpickle": _write_unpickled,
+}
 
 if __name__ == "__main__":
     main()

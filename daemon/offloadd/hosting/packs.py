@@ -71,6 +71,7 @@ class Packs:
             library=files.library,
             class_name=files.class_name,
             directory=str(files.directory),
+            location=str(weights.index.location),
             variant=weights.index.variant,
             dtype=dtype_name(dtype),
             files=[SourceFile.of(file) for file in weights.index.files],

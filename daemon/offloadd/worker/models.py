@@ -205,7 +205,7 @@ class Models:
     def _describe(self, spec: ModelSpec) -> Description | NoopModel:
         if spec.source == NOOP:
             return NoopModel(spec)
-        return describe(spec, self._device.is_cpu, self._host.arena.recall)
+        return describe(spec, self._device.is_cpu, self._host.arena.recall, self._host.unpickler())
 
 
 def _is_short(model: HostedModel | NoopModel) -> bool:

@@ -171,8 +171,9 @@ def _pickled(directory: Path, names: list[str]) -> ModelLoadFailed:
         directory,
         f"has its weights only as Python pickles ({', '.join(names[:_NAMED_AT_MOST])}), and "
         "pickles are not accepted: loading one can run code",
-        "use a checkpoint in safetensors form, or convert this one on a machine where you trust it "
-        "with save_pretrained(..., safe_serialization=True)",
+        "use a checkpoint in safetensors form; or convert this one on a machine where you trust it "
+        "with save_pretrained(..., safe_serialization=True); or, as an administrator, host the "
+        "model with weights_only = true, which takes tensors from pickles and nothing else",
         kind="pickle",
         found=names,
     )

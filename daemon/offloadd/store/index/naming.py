@@ -16,6 +16,10 @@ DIFFUSERS_STEM = "diffusion_pytorch_model"
 TRANSFORMERS_STEM = "model"
 PICKLE_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}(\.[^.]+)?\.safetensors")
+_PICKLE = re.compile(
+    r"(diffusion_pytorch_model|pytorch_model)(\.(?P<variant>[^.-]+))?"
+    r"(-\d{5}-of-(?P<shards>\d{5}))?\.bin"
+)
 _NOT_WEIGHTS = frozenset({"training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer.pt"})
 
 
@@ -54,6 +58,19 @@ def pickled_weights(names: Iterable[str]) -> list[str]:
     return sorted(
         name for name in names if name.endswith(PICKLE_SUFFIXES) and name not in _NOT_WEIGHTS
     )
+
+
+def choose_pickles(names: Iterable[str], variant: str | None) -> list[str]:
+    """The pickles that are a component's weights, all shards of them, sorted; or none."""
+    found = [match for name in names if (match := _PICKLE.fullmatch(name))]
+    variants = {match["variant"] for match in found}
+    chosen = [match for match in found if match["variant"] == (variant or None)]
+    if not chosen and None in variants:
+        chosen = [match for match in found if match["variant"] is None]
+    whole = [match[0] for match in chosen if match["shards"] is None]
+    shards = sorted(match[0] for match in chosen if match["shards"] is not None)
+    is_complete = all(int(match["shards"]) == len(shards) for match in chosen if match["shards"])
+    return whole[:1] or (shards if is_complete else [])
 
 
 def _candidates(variant: str | None) -> tuple[WeightName, ...]:

@@ -28,6 +28,47 @@ _INDEX_LIMIT_BYTES = 10_000_000
 _WEIGHTLESS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "Extractor")
 
 
+Recall = Callable[[Path, str | None], CheckpointIndex | None]
+"""What is known of the weights of a place and variant that are in memory, if any are."""
+
+_GONE = ("missing", "missing_shards", "no_weights", "no_index", "dangling_link")
+"""Problems that a weight file has which is not there, rather than wrong."""
+
+_log = logging.getLogger(__name__)
+
+
+Unpickle = Callable[[Path, str | None], CheckpointIndex | None]
+"""Rewrites the pickles of a place and variant, and gives what it has made of them."""
+
+
+def nothing_recalled(place: Path, variant: str | None) -> None:
+    """The `Recall` of who keeps nothing in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where weights may be had that are not in safetensors files of the model."""
+
+    recall: Recall
+    unpickle: Unpickle
+
+    def find(
+        self, directory: Path, variant: str | None, error: ModelLoadFailed
+    ) -> CheckpointIndex | None:
+        """What stands for files that could not be read for the reason that `error` gives."""
+        kind = error.details.get("kind")
+        if kind == "pickle":
+            return self.unpickle(directory, variant)
+        if kind not in _GONE:
+            return None
+        found = self.recall(directory, variant)
+        if found is None and variant is not None:
+            found = self.recall(directory, None)
+        if found is not None:
+            _log.warning("%s; its weights are still in memory and are used", error.message)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class ComponentFiles:
     """One component; `checkpoint` is None for what has no weights (tokenizers, schedulers)."""
@@ -56,35 +97,27 @@ class PipelineFiles:
         return sum(component.size_bytes for component in self.components)
 
 
-Recall = Callable[[Path, str | None], CheckpointIndex | None]
-"""What is known of the weights of a place and variant that are in memory, if any are."""
-
-_GONE = ("missing", "missing_shards", "no_weights", "no_index", "dangling_link")
-"""Problems that a weight file has which is not there, rather than wrong."""
-
-_log = logging.getLogger(__name__)
-
-
-def nothing_recalled(place: Path, variant: str | None) -> None:
-    """The `Recall` of who keeps nothing in memory."""
-
-
 def inspect_pipeline(
-    directory: Path, *, variant: str | None = None, recall: Recall = nothing_recalled
+    directory: Path,
+    *,
+    variant: str | None = None,
+    recall: Recall = nothing_recalled,
+    unpickle: Unpickle = nothing_recalled,
 ) -> PipelineFiles:
     """Read model_index.json and every component's headers.
 
     A component without the variant is taken in its plain form, as diffusers does. Where weight
-    files are gone, what `recall` knows of their weights in memory stands for them. Raises
+    files are gone, what `recall` knows of their weights in memory stands for them; where there are
+    only pickles, what `unpickle` makes of them. Raises
     `ModelLoadFailed` when the directory is no pipeline, a component or a weight file is missing
     or unsound, or no component at all has the variant;
     `StorageFailed` where the disk fails.
     """
     with looking_at(directory):
-        return _inspect(directory, variant, recall)
+        return _inspect(directory, variant, Elsewhere(recall, unpickle))
 
 
-def _inspect(directory: Path, variant: str | None, recall: Recall) -> PipelineFiles:
+def _inspect(directory: Path, variant: str | None, elsewhere: Elsewhere) -> PipelineFiles:
     path = directory / MODEL_INDEX_NAME
     if not directory.is_dir():
         raise refuse(directory, "is not a directory", "give the directory of a diffusers pipeline")
@@ -99,7 +132,7 @@ def _inspect(directory: Path, variant: str | None, recall: Recall) -> PipelineFi
         )
     index = _read_index(path)
     components = tuple(
-        _component(path, name, value, variant, recall)
+        _component(path, name, value, variant, elsewhere)
         for name, value in index.items()
         if not name.startswith("_") and _is_component(value)
     )
@@ -148,7 +181,7 @@ def _is_component(value: Any) -> bool:
 
 
 def _component(
-    index_path: Path, name: str, value: list[str], variant: str | None, recall: Recall
+    index_path: Path, name: str, value: list[str], variant: str | None, elsewhere: Elsewhere
 ) -> ComponentFiles:
     library, class_name = value
     if not name.isidentifier():
@@ -168,12 +201,12 @@ def _component(
             kind="missing_component",
             expected=name,
         )
-    checkpoint = _weights(directory, class_name, variant, recall)
+    checkpoint = _weights(directory, class_name, variant, elsewhere)
     return ComponentFiles(name, library, class_name, directory, checkpoint)
 
 
 def _weights(
-    directory: Path, class_name: str, variant: str | None, recall: Recall
+    directory: Path, class_name: str, variant: str | None, elsewhere: Elsewhere
 ) -> CheckpointIndex | None:
     if class_name.endswith(_WEIGHTLESS):
         return None
@@ -184,10 +217,7 @@ def _weights(
     try:
         return read_checkpoint(directory, variant=variant)
     except ModelLoadFailed as error:
-        kept = None
-        if error.details.get("kind") in _GONE:
-            kept = recall(directory, variant) or (variant and recall(directory, None)) or None
-        if kept is None:
+        found = elsewhere.find(directory, variant, error)
+        if found is None:
             raise
-        _log.warning("%s; its weights are still in memory and are used", error.message)
-        return kept
+        return found
