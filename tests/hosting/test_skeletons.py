@@ -15,8 +15,8 @@ from torch import nn
 
 from offloadd.channel.specs import OffloadSpec
 from offloadd.hosting.device_host import Supplier
-from offloadd.hosting.loading import build_part, finish_part
 from offloadd.hosting.packs import packed_weights, write_packs
+from offloadd.hosting.parts import build_part, finish_part
 from offloadd.hosting.skeletons import NotReproducible, build_skeleton
 from offloadd.hosting.weights import Weights, unmatched_weights
 from offloadd.store.index import ComponentFiles, read_checkpoint

@@ -14,9 +14,9 @@ import torch
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.hosting.borders import Borders
-from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.packs import Packs
+from offloadd.hosting.parts import Source
 from offloadd.hosting.pickles import Unpickler
 from offloadd.hosting.presets import casting_of
 from offloadd.hosting.weights import Weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from offloadd.hosting.loading import Source
+from offloadd.hosting.parts import Source
 from offloadd.store.arena.source import ArenaSource
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from offload_protocol.errors import OutOfMemory
 from offload_protocol.sizes import format_size
 from offloadd.hosting.device_host import DeviceHost
-from offloadd.hosting.loading import Source
 from offloadd.hosting.offload_plan import Plan
+from offloadd.hosting.parts import Source
 from offloadd.hosting.presets import casting_of, group_options, most_bytes, whole_bytes
 from offloadd.offload.allowances import Allowance
 from offloadd.offload.engine_stats import ComponentStats

@@ -93,6 +93,9 @@ def parameters_on_meta() -> Iterator[None]:
         if held is not None and not held.is_meta:
             blank = nn.Parameter(held.detach().to("meta"), requires_grad=held.requires_grad)
             blank.__dict__.update(held.__dict__)
+            # transformers gives no values to a weight that says it has some: there is no memory
+            # here, and trying to costs 2 ms for each.
+            blank.__dict__["_is_hf_initialized"] = True
             self._parameters[name] = blank
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
