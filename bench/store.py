@@ -63,11 +63,12 @@ def main() -> int:
         setting = Setting(folder, folder / "big", weights_bytes, options.quick)
         figures: Figures = {"weights_bytes": weights_bytes, "page_cache_dropped": drop_caches()}
         for part in options.only.split(",") if options.only else PARTS:
-            figures |= PARTS[part](setting)
-    for key, value in figures.items():
-        print(f"{key:40} {value}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+            found = PARTS[part](setting)
+            figures |= found
+            for key, value in found.items():
+                print(f"{key:40} {value}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
