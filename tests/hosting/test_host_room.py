@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from arena.rig import Rig, rig
 from hosting.hosting_help import Drawn, draw, host, plain_script
 from hosting.tiny_pipelines import save_sd
 
+from offload_protocol.errors import StorageFailed
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel
 from offloadd.offload.accelerator.cpu import CpuAccelerator
@@ -142,3 +145,20 @@ async def test_a_model_in_use_keeps_its_memory_until_it_is_idle(tmp_path: Path) 
         worker.busy.clear()
         await worker.shrink(size_bytes // 3)
         await worker.unload([model])
+
+
+async def test_case_15_files_cut_short_under_a_model_fail_its_job_and_no_other(
+    tmp_path: Path,
+) -> None:
+    directory, other_directory = (
+        save_sd(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 60))
+    )
+    async with a_worker(tmp_path) as worker:
+        model, other = await worker.load(directory), await worker.load(other_directory)
+        worker.rig.pinned_models.add(other.description.spec.name)
+        await worker.shrink(int(0.6 * worker.rig.figure("host_used_bytes")))
+        os.truncate(directory / "unet" / "diffusion_pytorch_model.safetensors", 10_000)
+        with pytest.raises(StorageFailed, match="unet"):
+            await worker.draw(model)
+        np.testing.assert_array_equal(await worker.draw(other), plain_script(other_directory))
+        await worker.unload((model, other))

@@ -46,8 +46,8 @@ from offloadd.control.sessions import Session, Sessions
 from offloadd.control.supervisor import DEFAULT_PATIENCE, WORKER_COMMAND, Patience, Supervisor
 from offloadd.control.switching import Costs
 from offloadd.control.telling import Telling
+from offloadd.control.tidying import clear_out_packs
 from offloadd.control.whereabouts import located
-from offloadd.store.pack_cache import cache_directory, clear_out, size_limit_bytes
 
 TICK_S = 0.25
 """How exact deadlines are, and how often places in the queue are told."""
@@ -208,7 +208,7 @@ class Server:
         for entrance in self._setting.entrances:
             _log.info("offloadd %s serves %s", self._setting.version, entrance.listener.endpoint)
         self._notifier.status("Waiting for the worker to find its device")
-        await asyncio.to_thread(_clear_out_packs, self._config.store.pack_cache)
+        await asyncio.to_thread(clear_out_packs, self._config.store.pack_cache)
         async with asyncio.TaskGroup() as tasks:
             supervision = tasks.create_task(self._supervisor.run(self._foreman))
             beats = [tasks.create_task(self._tick()), tasks.create_task(self._feed_watchdog())]
@@ -325,18 +325,6 @@ class Server:
             "workers": stats.workers(self._supervisor),
             "clients": stats.clients(self._sessions, peer.user, sees_all, now_s),
         }
-
-
-def _clear_out_packs(setting: str) -> None:
-    # Before any worker: while one of ours has packs open late, the file itself does not say so.
-    directory = cache_directory()
-    try:
-        cleared = clear_out(directory, size_limit_bytes(directory, setting))
-    except OSError as error:
-        _log.warning("%s is not cleared out: %s", directory, error.strerror)
-        return
-    if cleared.packs:
-        _log.info("deleted %d packs (%d bytes) of %s", cleared.packs, cleared.size_bytes, directory)
 
 
 def _queue_bounds(config: Config) -> QueueBounds:

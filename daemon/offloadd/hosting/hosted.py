@@ -122,6 +122,7 @@ class HostedModel:
             self._placement.settle()
             return outputs
         finally:
+            self._room.touch()
             self.moved_bytes = aside.moved_bytes
             aside.close()
 
