@@ -115,7 +115,7 @@ class Server:
             self._models.restore(spec)
         for name in recovered.pins:
             self._models.restore_pin(name)
-        self._costs = Costs(self._models)
+        self._costs = Costs(self._models, lambda: self._foreman.device)
         self._scheduler = Scheduler(_queue_bounds(config), self._costs.switch_s)
         telling = Telling(self._sessions)
         self._endings = Endings(
