@@ -266,6 +266,10 @@ class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int = 0
     read_bytes_per_s: int = 0
     offload: str = ""
+    files: list[str] = []
+    """The files that its weights were found in, within the component's directory."""
+    variant: str = ""
+    """The variant of these files; empty for the plain ones."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

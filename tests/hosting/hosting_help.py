@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
+from offload_protocol.values import Frame, pack, unpack
 from offloadd.channel.arena import ExtentOpened, OpenExtent
 from offloadd.channel.base import FromWorker
 from offloadd.channel.specs import model_spec
@@ -105,6 +108,40 @@ def host(
     description = describe(spec, on_cpu, on.arena.recall, on.unpickler())
     plan = description.plan(on.total_bytes, on.total_bytes, on_cpu)
     return HostedModel.load(description, plan, on, lambda done, total: None)
+
+
+def over_the_wire(value: Any) -> Any:
+    """A value as it is at the other end of a connection."""
+    frames: list[Frame] = []
+    body = msgspec.msgpack.encode(pack(value, frames))
+    return unpack(msgspec.msgpack.decode(body), [bytes(frame) for frame in frames])
+
+
+def run(model: HostedModel, arguments: dict[str, Any], seed: int = SEED) -> dict[str, Any]:
+    """All outputs of a hosted model, with arguments and outputs over the wire."""
+    description = model.description
+    call = prepare_call(
+        over_the_wire(arguments), description.parameters, seed, model.device, description.dtype
+    )
+    outputs: dict[str, Any] = over_the_wire(model.run(call, lambda step, steps: None, lambda: None))
+    return outputs
+
+
+def same_values(here: Any, there: Any) -> None:
+    """Both hold the same numbers in the same shapes and dtypes."""
+    if isinstance(there, (list, tuple)):
+        assert len(here) == len(there)
+        for one, other in zip(here, there, strict=True):
+            same_values(one, other)
+    elif isinstance(there, Image.Image):
+        assert (here.mode, here.size) == (there.mode, there.size)
+        assert here.tobytes() == there.tobytes()
+    elif there is None:
+        assert here is None
+    else:
+        there = there.numpy() if isinstance(there, torch.Tensor) else there
+        assert (here.dtype, here.shape) == (there.dtype, there.shape)
+        np.testing.assert_array_equal(here, there)
 
 
 def draw(

@@ -167,6 +167,68 @@ def test_a_source_that_cannot_be_hosted_is_refused_by_name(
     assert refused.value.hint
 
 
+def test_case_54_weights_of_a_quantiser_are_refused_before_loading(copied: Path) -> None:
+    edit_json(copied / "unet/config.json", quantization_config={"quant_method": "bitsandbytes"})
+    with pytest.raises(ModelLoadFailed, match="bitsandbytes") as refused:
+        described(copied)
+    assert "storage_dtype" in refused.value.hint
+    assert refused.value.details["component"] == "unet"
+
+
+@pytest.mark.parametrize("key", ["device_map", "max_memory"])
+def test_settings_for_several_devices_are_refused_with_the_reason(
+    sd_directory: Path, key: str
+) -> None:
+    options: dict[str, Any] = {key: "balanced"}
+    with pytest.raises(InvalidRequest, match="several devices") as refused:
+        described(sd_directory, **options)
+    assert "device_budget" in refused.value.hint
+
+
+def test_what_was_chosen_of_the_files_is_told(tmp_path: Path) -> None:
+    directory = save_sd(tmp_path / "model")
+    plain, half = directory / UNET, directory / UNET.replace(".safetensors", ".fp16.safetensors")
+    save_file(load_file(plain), half, metadata={"format": "pt"})
+    chosen = {one.name: one for one in described(directory, variant="fp16").message().components}
+    assert (chosen["unet"].variant, chosen["unet"].files) == ("fp16", [half.name])
+    assert (chosen["vae"].variant, len(chosen["vae"].files)) == ("", 1)
+    assert chosen["scheduler"].files == []
+
+
+def test_a_task_names_the_class_that_does_it_with_the_same_weights(sd_directory: Path) -> None:
+    found = described(sd_directory, task="inpainting")
+    assert found.files.class_name == "StableDiffusionInpaintPipeline"
+    assert found.parameters["mask_image"]
+    assert described(sd_directory, pipeline="StableDiffusionPAGPipeline").parameters["pag_scale"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"task": "text-to-video"}, "inpainting"),
+        ({"pipeline": "StableDiffusionControlNetPipeline"}, "controlnet"),
+    ],
+)
+def test_a_task_that_the_weights_cannot_do_is_refused_with_what_is_missing(
+    sd_directory: Path, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelLoadFailed) as refused:
+        described(sd_directory, **options)
+    assert named in refused.value.message + refused.value.hint
+
+
+def test_a_task_beside_a_pipeline_is_refused(sd_directory: Path) -> None:
+    with pytest.raises(InvalidRequest, match="both"):
+        described(sd_directory, task="inpainting", pipeline="StableDiffusionPAGPipeline")
+
+
+def test_a_missing_configuration_is_told_as_a_download_that_did_not_finish(copied: Path) -> None:
+    (copied / "unet/config.json").unlink()
+    with pytest.raises(ModelLoadFailed, match="unet") as refused:
+        host(copied)
+    assert "download" in refused.value.hint
+
+
 def test_case_23_a_truncated_file_is_told_with_both_sizes(copied: Path) -> None:
     cut_weights(copied)
     with pytest.raises(ModelLoadFailed) as refused:

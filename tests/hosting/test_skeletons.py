@@ -63,7 +63,7 @@ def whole(files: ComponentFiles, dtype: torch.dtype) -> nn.Module:
         data = bytearray(view[slot.offset_bytes : slot.stop_bytes])
         blank = module.get_parameter(name)
         value = torch.frombuffer(data, dtype=blank.dtype).reshape(blank.shape)
-        filled = nn.Parameter(value, requires_grad=False)
+        filled = nn.Parameter(value, requires_grad=blank.requires_grad)
         for owner in module.modules():
             for key, held in owner._parameters.items():
                 if held is blank:
@@ -79,6 +79,7 @@ def same(one: nn.Module, other: nn.Module) -> None:
         assert here.keys() == there.keys()
         for name, tensor in here.items():
             assert tensor.dtype == there[name].dtype, name
+            assert tensor.requires_grad == there[name].requires_grad, name
             assert torch.equal(tensor, there[name]), name
     assert not one.training
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import weakref
 from collections.abc import Callable
@@ -85,6 +86,23 @@ def test_a_refused_allocation_on_the_cpu_is_out_of_memory() -> None:
 def test_coded_errors_stay_as_they_are() -> None:
     error = Cancelled("stop", hint="why not")
     assert to_offload_error(error, 0, "cpu") is error
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOENT, "model_load_failed"),
+        (errno.EACCES, "model_load_failed"),
+        (errno.EIO, "storage_failed"),
+        (errno.ENOSPC, "storage_failed"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_about_the_model_and_a_bad_disk_is_not(
+    number: int, code: str
+) -> None:
+    error = to_offload_error(OSError(number, "no", "/models/unet/config.json"), 0, "cpu")
+    assert error.code == code
+    assert "/models/unet/config.json" in error.message
 
 
 def test_errors_of_our_own_are_internal() -> None:

@@ -14,6 +14,14 @@ from offload_protocol.errors import InvalidRequest
 from offload_protocol.sizes import parse_duration_s, parse_size_bytes
 
 OffloadMode = Literal["auto", "none", "stream", "model", "sequential", "group"]
+Task = Literal[
+    "text-to-image",
+    "image-to-image",
+    "inpainting",
+    "text-to-video",
+    "image-to-video",
+    "video-to-video",
+]
 
 
 class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +36,18 @@ class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mode: OffloadMode = "auto"
     storage_dtype: Literal["float8_e4m3fn", "float8_e5m2"] | None = None
     """What large layers are stored and moved in; they are cast back for each use."""
+    storage_skip: list[str] | None = None
+    """Regular expressions searched for in module paths: what `storage_dtype` leaves alone."""
+    tiling: bool = False
+    """An autoencoder decodes in overlapping tiles."""
+    slicing: bool = False
+    """An autoencoder decodes one picture of a batch at a time."""
+    channels_last: bool = False
+    """Weights of four dimensions lie channels last."""
+    attention_backend: str | None = None
+    """What computes attention, by its name in diffusers."""
+    compile: Literal["regional"] | None = None
+    """Whether blocks that repeat are compiled by torch."""
     offload_type: Literal["block_level", "leaf_level"] | None = None
     num_blocks_per_group: int | None = None
     non_blocking: bool | None = None
@@ -43,7 +63,7 @@ class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {
             name: value
             for name in self.__struct_fields__
-            if name not in ("mode", "storage_dtype") and (value := getattr(self, name)) is not None
+            if name in GROUP_PARAMETERS and (value := getattr(self, name)) is not None
         }
 
 
@@ -54,6 +74,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: str
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     variant: str | None = None
+    revision: str | None = None
+    """The branch, tag or commit of a model in the hub cache; None: main."""
+    task: Task | None = None
+    """What it is for, if not what it was saved for; the weights are the same."""
+    pipeline: str | None = None
+    """The class of diffusers that draws, in place of the one that it was saved as."""
     offload: OffloadSpec = OffloadSpec()
     components: dict[str, OffloadSpec] = {}
     """Settings for single components, by name; the others follow `offload`."""
@@ -66,6 +92,22 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds that it stays in memory unused; below 0 for ever; None: as the daemon has it."""
 
 
+FEATURES = ("tiling", "slicing", "channels_last", "attention_backend", "compile")
+"""The settings of `OffloadSpec` that change how a module computes."""
+
+GROUP_PARAMETERS = (
+    "offload_type",
+    "num_blocks_per_group",
+    "non_blocking",
+    "use_stream",
+    "record_stream",
+    "low_cpu_mem_usage",
+    "offload_to_disk_path",
+    "block_modules",
+    "exclude_kwargs",
+)
+"""The settings of `OffloadSpec` that belong to `group`."""
+
 NOTHING_TO_CHOOSE = frozenset(
     {"non_blocking", "use_stream", "record_stream", "low_cpu_mem_usage", "exclude_kwargs"}
 )
@@ -76,6 +118,7 @@ events, and never touches a module's arguments.
 """
 
 _BELOW_ZERO = re.compile(r"-\d+(\.\d*)?")
+_SEVERAL_DEVICES = {"device_map", "max_memory"}
 _GROUP_ONLY = "belongs to `group`"
 
 
@@ -89,6 +132,11 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
         raise InvalidRequest(
             f"{name[:200]!r} is not a model name",
             hint="use 1 to 200 printable characters without spaces",
+        )
+    for key in _SEVERAL_DEVICES & options.keys():
+        raise InvalidRequest(
+            f"model {name!r}: {key} spreads a model over several devices, and a worker has one",
+            hint="leave it out; device_budget bounds what the model takes of the device",
         )
     data = dict(options, name=name, source=source)
     if "keep_alive" in data:
@@ -108,6 +156,11 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
         ) from None
     for place, offload in [("offload", spec.offload), *spec.components.items()]:
         _check_offload(name, place, offload)
+    if spec.task is not None and spec.pipeline is not None:
+        raise InvalidRequest(
+            f"model {name!r} has both a task and a pipeline",
+            hint="leave one of them out: the task chooses the pipeline",
+        )
     if spec.device_budget is not None:
         parse_size_bytes(spec.device_budget, whole_bytes=0)
     return spec
@@ -138,6 +191,11 @@ def _check_offload(name: str, place: str, offload: OffloadSpec) -> None:
             f"model {name!r}: {', '.join(parameters)} of {place} {_GROUP_ONLY}, "
             f"not to {offload.mode!r}",
             hint='set mode = "group" beside it',
+        )
+    if offload.storage_skip is not None and offload.storage_dtype is None:
+        raise InvalidRequest(
+            f"model {name!r}: storage_skip of {place} needs storage_dtype",
+            hint="set storage_dtype, or leave storage_skip out",
         )
     if offload.num_blocks_per_group is not None and offload.num_blocks_per_group < 1:
         raise InvalidRequest(f"model {name!r}: num_blocks_per_group of {place} is below 1")

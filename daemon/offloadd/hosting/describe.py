@@ -6,9 +6,10 @@ import inspect
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from offload_protocol.errors import OutOfMemory
@@ -22,7 +23,8 @@ from offloadd.hosting.dtypes import choose_dtype, dtype_name, loaded_bytes
 from offloadd.hosting.offload_plan import Plan, check_settings, make_plan, setting_notes
 from offloadd.hosting.signatures import Parameter, call_parameters
 from offloadd.hosting.sources import source_directory
-from offloadd.store.index import PipelineFiles, inspect_pipeline
+from offloadd.hosting.tasks import check_components, class_for_task
+from offloadd.store.index import ComponentFiles, PipelineFiles, inspect_pipeline
 from offloadd.store.index.pipeline import Recall, Unpickle, nothing_recalled
 from offloadd.store.index.strict_json import parse_object
 from offloadd.store.index.weight_file import read_small_file, refuse
@@ -77,12 +79,7 @@ class Description:
             dtype=dtype_name(self.dtype),
             offload=self.spec.offload.mode,
             components=[
-                ComponentInfo(
-                    name=one.name,
-                    kind=one.class_name,
-                    bytes=self.component_bytes.get(one.name, 0),
-                    offload=self._offload_name(one.name),
-                )
+                msgspec.structs.replace(self.found(one), offload=self._offload_name(one.name))
                 for one in self.files.components
             ],
             parameters=[
@@ -91,6 +88,17 @@ class Description:
             ],
             size_multiple=self.size_multiple,
             notes=setting_notes(self.spec),
+        )
+
+    def found(self, one: ComponentFiles) -> ComponentInfo:
+        """What was found of a component: its class, its bytes once loaded, its weight files."""
+        index = one.checkpoint
+        return ComponentInfo(
+            name=one.name,
+            kind=one.class_name,
+            bytes=self.component_bytes.get(one.name, 0),
+            files=[file.path.name for file in index.files] if index else [],
+            variant=(index.variant or "") if index else "",
         )
 
     def _offload_name(self, component: str) -> str:
@@ -113,15 +121,19 @@ def describe(
     fit the model or the device, `StorageFailed` for a disk that cannot be read.
     """
     files = inspect_pipeline(
-        source_directory(spec.source),
+        source_directory(spec.source, spec.revision),
         variant=spec.variant,
         recall=recall,
         unpickle=unpickle if spec.weights_only else nothing_recalled,
     )
+    if (class_name := _class_name(spec, files)) != files.class_name:
+        check_components(class_name, [one.name for one in files.components])
+        files = replace(files, class_name=class_name)
     kind = pipeline_class(files.class_name)
     for component in files.components:
         component_class(component.name, component.library, component.class_name)
     weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
+    _check_plain(files)
     check_settings(spec, weighty)
     for note in setting_notes(spec):
         _log.warning("model=%s: %s", spec.name, note)
@@ -135,6 +147,29 @@ def describe(
         size_multiple=_size_multiple(files),
         component_bytes={name: loaded_bytes(one, dtype) for name, one in weighty.items()},
     )
+
+
+def _check_plain(files: PipelineFiles) -> None:
+    """Raise `ModelLoadFailed` for weights that only a quantiser's own classes can compute with."""
+    for one in files.components:
+        found = _config(one.directory).get("quantization_config") if one.checkpoint else None
+        if isinstance(found, dict):
+            method = str(found.get("quant_method") or "an unnamed method")[:100]
+            raise refuse(
+                one.directory,
+                f"holds weights quantised by {method}, which are not hosted",
+                "take the model's plain weights; storage_dtype = "
+                '"float8_e4m3fn" stores and moves them in 8 bits',
+                kind="quantised",
+                component=one.name,
+                found=method,
+            )
+
+
+def _class_name(spec: ModelSpec, files: PipelineFiles) -> str:
+    if spec.task is not None:
+        return class_for_task(files.class_name, spec.task)
+    return spec.pipeline or files.class_name
 
 
 def _size_multiple(files: PipelineFiles) -> int:

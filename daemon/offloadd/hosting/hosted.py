@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import msgspec
 import torch
 
 from offload_protocol.messages import ComponentInfo
@@ -17,6 +18,7 @@ from offloadd.hosting.arguments import Call
 from offloadd.hosting.aside import JobAside
 from offloadd.hosting.describe import Description
 from offloadd.hosting.device_host import DeviceHost
+from offloadd.hosting.features import switch_on_features
 from offloadd.hosting.global_state import Randomness, seed_all
 from offloadd.hosting.host_room import HostRoom
 from offloadd.hosting.job_view import OnStep, job_view
@@ -65,6 +67,8 @@ class HostedModel:
         with ExitStack() as undo:
             loaded = load_pipeline(description.files, description.dtype, supply, on_component)
             undo.callback(loaded.close)
+            spec = description.spec
+            switch_on_features(spec.name, modules(loaded.pipeline), plan, spec.components)
             placement = apply_plan(
                 host,
                 description.spec.name,
@@ -103,6 +107,7 @@ class HostedModel:
         """
         self._room.touch()
         view = job_view(self._pipeline, self.device, on_step)
+        self._placement.restore()
         aside = JobAside(self._host, modules(self._pipeline), sys._getframe())
 
         def at_root_border() -> None:
@@ -165,11 +170,10 @@ class HostedModel:
         stats, resident = self._placement.stats(), self._placement.resident_bytes()
         found = []
         for one in self.description.files.components:
-            info = ComponentInfo(name=one.name, kind=one.class_name)
+            info = self.description.found(one)
             if one.name in self._loaded.sources:
-                info = ComponentInfo(
-                    name=one.name,
-                    kind=one.class_name,
+                info = msgspec.structs.replace(
+                    info,
                     bytes=self._placement.weights_bytes[one.name],
                     resident_bytes=resident.get(one.name, 0),
                     streamed_bytes=stats[one.name].streamed_bytes if one.name in stats else 0,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import msgspec
+
 from offload_protocol.errors import InvalidRequest
 from offloadd.channel.specs import NOTHING_TO_CHOOSE, ModelSpec, OffloadSpec
 
@@ -31,7 +33,10 @@ def check_settings(spec: ModelSpec, with_weights: Collection[str]) -> None:
 def make_plan(spec: ModelSpec, with_weights: Collection[str], auto: OffloadSpec) -> Plan:
     """The settings of every component; `auto` is what that word stands for here and now."""
     chosen = {name: spec.components.get(name, spec.offload) for name in with_weights}
-    return {name: auto if one.mode == "auto" else one for name, one in chosen.items()}
+    return {
+        name: msgspec.structs.replace(one, mode=auto.mode) if one.mode == "auto" else one
+        for name, one in chosen.items()
+    }
 
 
 def setting_notes(spec: ModelSpec) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 
+import torch
 from torch import nn
 
 from offload_protocol.errors import OutOfMemory
@@ -17,7 +18,9 @@ from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.parts import Source
 from offloadd.hosting.presets import casting_of, group_options, most_bytes, whole_bytes
+from offloadd.hosting.recasting import Recasting
 from offloadd.offload.allowances import Allowance
+from offloadd.offload.casting import StoredAs
 from offloadd.offload.engine_stats import ComponentStats
 from offloadd.offload.groups import Grouping, group_module
 from offloadd.store.layout import align
@@ -33,12 +36,20 @@ class Placement:
         self.is_there = True
         self._host = host
         self._model = model
+        self._recastings: dict[str, Recasting] = {}
 
     def remove(self) -> None:
         """Take the modules off the device; they cannot be used after."""
         self.is_there = False
         for name in self.plan:
             self._host.engine.detach(self._name(name))
+            if name in self._recastings:
+                self._recastings.pop(name).remove()
+
+    def restore(self) -> None:
+        """Give components back the dtype that a job changed and did not change back."""
+        for recasting in self._recastings.values():
+            recasting.restore()
 
     def settle(self) -> None:
         """Let plans go on that have measured enough; call after each job."""
@@ -83,6 +94,15 @@ class Placement:
             casting_of(self.plan[name]),
             allowance,
         )
+
+        def recast(module: nn.Module, dtype: torch.dtype) -> None:
+            engine = self._host.engine
+            engine.detach(self._name(name))
+            type(module).to(module, dtype)
+            stored, options = StoredAs(source.layout), group_options(self.plan[name])
+            engine.attach(self._name(name), module, source, options, stored, allowance)
+
+        self._recastings[name] = Recasting(module, recast)
 
     def _name(self, component: str) -> str:
         return f"{self._model}/{component}"

@@ -41,7 +41,7 @@ def load_plain(
     except UNFIT as error:
         raise unfit(component, class_name, directory, error) from error
     _check_complete(component, class_name, directory, module, news)
-    made: nn.Module = module.requires_grad_(False).eval()
+    made: nn.Module = module.eval()
     return made
 
 
@@ -52,9 +52,19 @@ def unfit(
     told = " ".join(str(error).split())[:500] or type(error).__name__
     return ModelLoadFailed(
         f"component {component!r} ({class_name}) cannot be built from {directory}: {told}",
-        hint="its config.json and weights are of different models or versions",
+        hint=_hint(error),
         details={"component": component, "path": str(directory)},
     )
+
+
+def _hint(error: BaseException) -> str:
+    # Both libraries say OSError where a file is not there, cannot be read, or is no sound JSON.
+    if isinstance(error, OSError):
+        return (
+            "the download did not finish, or the daemon's user may not read its files; "
+            "check them, or download it again"
+        )
+    return "its config.json and weights are of different models or versions"
 
 
 def _check_complete(

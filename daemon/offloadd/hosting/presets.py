@@ -42,7 +42,10 @@ def group_options(offload: OffloadSpec) -> GroupOptions:
 def casting_of(offload: OffloadSpec) -> Casting | None:
     """What a component's large layers are stored in, if not in what they are computed in."""
     name = offload.storage_dtype
-    return None if name is None else Casting(STORAGE_DTYPES[name])
+    if name is None:
+        return None
+    skip = offload.storage_skip
+    return Casting(STORAGE_DTYPES[name], None if skip is None else tuple(skip))
 
 
 def most_bytes(

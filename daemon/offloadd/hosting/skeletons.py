@@ -70,7 +70,7 @@ def build_skeleton(
             module.get_submodule(path)._buffers[attribute] = buffer.to(rule(name, buffer.dtype))
     if elsewhere := [name for name, buffer in module.named_buffers() if buffer.is_meta]:
         raise NotReproducible(f"{kind.__name__} builds {elsewhere[0]!r} from its weights")
-    return Skeleton(module.requires_grad_(False).eval(), names)
+    return Skeleton(module.eval(), names)
 
 
 def config_value(config: Any, key: str) -> Any:
@@ -139,7 +139,8 @@ def _set_dtypes(module: nn.Module, rule: Callable[[str, torch.dtype], torch.dtyp
                     blank = torch.empty_strided(
                         parameter.shape, parameter.stride(), dtype=dtype, device="meta"
                     )
-                    other = nn.Parameter(blank, requires_grad=False)
+                    is_real = parameter.requires_grad and dtype.is_floating_point
+                    other = nn.Parameter(blank, requires_grad=is_real)
                     # By the new one's id too: it comes up again where the module is shared.
                     changed[id(parameter)] = changed[id(other)] = other
             owner._parameters[attribute] = changed[id(parameter)]

@@ -11,7 +11,7 @@ from offloadd.store.index import find_source
 _BUILTIN = "builtin:"
 
 
-def source_directory(source: str) -> Path:
+def source_directory(source: str, revision: str | None = None) -> Path:
     """The pipeline's directory for `builtin:NAME`, an absolute path, or a model in the hub cache.
 
     Raises `InvalidRequest` for a relative path, `ModelLoadFailed` where nothing is there.
@@ -23,7 +23,7 @@ def source_directory(source: str) -> Path:
             f"the source {source[:200]!r} is not an absolute path",
             hint="the daemon has another working directory; give the path from the root",
         )
-    return find_source(source, cache_directory=_hub_cache())
+    return find_source(source, cache_directory=_hub_cache(), revision=revision or "main")
 
 
 def _builtin(name: str) -> Path:

@@ -42,7 +42,7 @@ class AbsentWeight(nn.Parameter):
     _reader: WeightReader
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        copy = nn.Parameter(torch.clone(self), requires_grad=False)
+        copy = nn.Parameter(torch.clone(self).detach(), requires_grad=self.requires_grad)
         memo[id(self)] = copy
         return copy
 
@@ -72,11 +72,13 @@ class AbsentWeight(nn.Parameter):
         return _with_real_weights(func, args, kwargs)
 
 
-def absent_weight(blank: torch.Tensor, place: Place, reader: WeightReader) -> AbsentWeight:
+def absent_weight(
+    blank: torch.Tensor, place: Place, reader: WeightReader, *, requires_grad: bool = False
+) -> AbsentWeight:
     """Stands for the weight at `place`; `blank` is a meta tensor of its shape and dtype."""
     if not blank.is_meta:
         raise ValueError(f"the blank for {place} holds memory on {blank.device}")
-    weight: AbsentWeight = torch.Tensor._make_subclass(AbsentWeight, blank, False)
+    weight: AbsentWeight = torch.Tensor._make_subclass(AbsentWeight, blank, requires_grad)
     weight._place = place
     weight._reader = reader
     return weight

@@ -60,6 +60,14 @@ class _Weight:
     converted_at: int | None
     absent: nn.Parameter
 
+    def parameter(self, tensor: torch.Tensor) -> nn.Parameter:
+        """The parameter that a module sees; it requires gradients if the module's own did.
+
+        Nothing computes gradients, but some functions of torch take another path by that flag, and
+        with it give other numbers.
+        """
+        return nn.Parameter(tensor, requires_grad=self.absent.requires_grad)
+
     def in_region(self, region: torch.Tensor) -> torch.Tensor:
         return self.stored.over(_piece(region, self.start_bytes, self.stored))
 
@@ -135,7 +143,7 @@ class Binding:
     def unbind(self) -> None:
         """Leave plain meta parameters: nothing brings these weights any more."""
         for weight in self._weights:
-            blank = nn.Parameter(weight.form.blank(), requires_grad=False)
+            blank = weight.parameter(weight.form.blank())
             for place in weight.places:
                 place.put(blank)
         self._give_scratch_back()
@@ -149,7 +157,10 @@ class Binding:
         with torch.inference_mode(False), torch.no_grad():
             views = [weight.seen(region, scratch) for weight in self._weights]
             return _Seen(
-                tuple(nn.Parameter(view, requires_grad=False) for view in views),
+                tuple(
+                    weight.parameter(view)
+                    for weight, view in zip(self._weights, views, strict=True)
+                ),
                 tuple(
                     (weight.in_region(region), view)
                     for weight, view in zip(self._weights, views, strict=True)
@@ -213,6 +224,8 @@ def _weight(
 ) -> _Weight:
     form = tensor.form
     assert form is not None  # every weight has one
+    path, attribute = tensor.places[0]
+    held = modules[path]._parameters.get(attribute)
     return _Weight(
         places=tuple(
             _Place(weakref.ref(modules[path]), attribute, tensor.kind == "parameter")
@@ -222,7 +235,12 @@ def _weight(
         stored=stored_form(tensor.spec),
         form=form,
         converted_at=converted_at,
-        absent=absent_weight(form.blank(), tensor.places[0], reader),
+        absent=absent_weight(
+            form.blank(),
+            tensor.places[0],
+            reader,
+            requires_grad=held is not None and held.requires_grad,
+        ),
     )
 
 

@@ -114,8 +114,27 @@ class Casting:
             yield from self._cast_below(child, f"{path}.{name}" if path else name, patterns)
 
 
-def store_cast(module: nn.Module, owned: Sequence[OwnedTensor], casting: Casting) -> None:
+@dataclass(frozen=True, slots=True)
+class StoredAs:
+    """Weights that are stored as a layout says, whatever the module computes in.
+
+    For a module whose dtype was changed after its weights were stored.
+    """
+
+    layout: Layout
+
+
+def store_cast(
+    module: nn.Module, owned: Sequence[OwnedTensor], casting: Casting | StoredAs
+) -> None:
     """Let those of a module's tensors that are cast be stored in the storage dtype."""
+    if isinstance(casting, StoredAs):
+        slots = casting.layout.slots()
+        for tensor in owned:
+            if tensor.kind == "parameter":
+                tensor.spec = slots[tensor.spec.name].spec
+                tensor.size_bytes = tensor.spec.size_bytes
+        return
     cast_ids = {id(layer) for layer in casting.cast_modules(module)}
     modules = dict(module.named_modules(remove_duplicate=False))
     for tensor in owned:

@@ -18,7 +18,7 @@ from offload_protocol.errors import ModelLoadFailed, OffloadError
 from offloadd.offload.absent import Place
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.adapters import AdapterMemory, Own
-from offloadd.offload.casting import Casting, round_buffers
+from offloadd.offload.casting import Casting, StoredAs, round_buffers
 from offloadd.offload.executor import Executor
 from offloadd.offload.grouping import Grouping, TensorRef
 from offloadd.offload.hooks import Hooks
@@ -272,7 +272,7 @@ def attach_component(
     accelerator: Accelerator,
     tier: DeviceTier,
     executor: Executor,
-    casting: Casting | None = None,
+    casting: Casting | StoredAs | None = None,
     staging: Staging | None = None,
 ) -> Component:
     """Take over a module whose weights (real or on meta) are those that the source gives.
@@ -302,6 +302,6 @@ def attach_component(
         staging or Staging(accelerator),
     )
     component._begin()
-    if casting is not None:
+    if isinstance(casting, Casting):
         round_buffers(module, casting)
     return component

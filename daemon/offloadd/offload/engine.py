@@ -18,7 +18,7 @@ from offload_protocol.errors import InvalidRequest
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.adapter_changes import AdapterChanges
 from offloadd.offload.allowances import Allowance
-from offloadd.offload.casting import Casting
+from offloadd.offload.casting import Casting, StoredAs
 from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
 from offloadd.offload.device_budget import DeviceBudget
@@ -102,7 +102,7 @@ class Engine:
         module: nn.Module,
         source: WeightSource,
         options: GroupOptions | None = None,
-        casting: Casting | None = None,
+        casting: Casting | StoredAs | None = None,
         allowance: Allowance | None = None,
     ) -> None:
         """Host a module whose weights (real or on meta) are those that the source gives.
@@ -133,7 +133,7 @@ class Engine:
         module: nn.Module,
         grouping: Grouping,
         source: WeightSource,
-        casting: Casting | None,
+        casting: Casting | StoredAs | None,
     ) -> None:
         if self._accelerator.has_dma or source.host_view() is None:
             # Before the module gives its weights away: whether it can run at all.

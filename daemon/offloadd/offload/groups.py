@@ -17,7 +17,7 @@ from torch import nn
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.blocks import Cut, ModuleSizes, block_cuts, layer_cuts, read_ahead
-from offloadd.offload.casting import Casting, store_cast
+from offloadd.offload.casting import Casting, StoredAs, store_cast
 from offloadd.offload.grouping import GroupDraft, TensorRef, assemble
 from offloadd.offload.grouping import Grouping as Grouping
 from offloadd.offload.ties import OwnedTensor, is_within, owned_tensors
@@ -44,7 +44,7 @@ class GroupOptions:
     small_limit_bytes: int | None = None
 
 
-def module_layout(module: nn.Module, casting: Casting | None = None) -> Layout:
+def module_layout(module: nn.Module, casting: Casting | StoredAs | None = None) -> Layout:
     """The layout of a module's parameters: one unit for each module that owns some.
 
     Tied parameters are laid out once, with their owner; with a casting, what is cast is laid out
@@ -54,7 +54,7 @@ def module_layout(module: nn.Module, casting: Casting | None = None) -> Layout:
 
 
 def group_module(
-    module: nn.Module, options: GroupOptions, casting: Casting | None = None
+    module: nn.Module, options: GroupOptions, casting: Casting | StoredAs | None = None
 ) -> Grouping:
     """Cut a module, whose parameters may be on meta, into groups and leftovers.
 
@@ -85,7 +85,9 @@ def group_module(
     return _share_out(layout, owned, kept, _canonical_paths(module))
 
 
-def _stored_tensors(module: nn.Module, casting: Casting | None) -> tuple[OwnedTensor, ...]:
+def _stored_tensors(
+    module: nn.Module, casting: Casting | StoredAs | None
+) -> tuple[OwnedTensor, ...]:
     owned = owned_tensors(module)
     if casting is not None:
         store_cast(module, owned, casting)

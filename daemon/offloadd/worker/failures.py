@@ -6,6 +6,7 @@ holds only text, so that the memory goes back as soon as the exception is droppe
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from types import TracebackType
@@ -15,6 +16,7 @@ import torch
 from offload_protocol.errors import (
     InternalError,
     InvalidRequest,
+    ModelLoadFailed,
     OffloadError,
     OutOfMemory,
     StorageFailed,
@@ -33,6 +35,11 @@ _SHAPES = re.compile(
 )
 _PIPELINE_CODE = re.compile(r"/diffusers/(pipelines/|image_processor|video_processor)")
 _LIBRARY_CODE = re.compile(r"/(diffusers|transformers)/")
+_ABOUT_A_FILE = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+)
+"""What is wrong with one file, where the disk itself is well."""
+
 _CLUMSY = (TypeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError)
 
 
@@ -68,6 +75,11 @@ def to_offload_error(
         return error
     if is_out_of_memory(error):
         return _out_of_memory(error, free_bytes, device, plan)
+    if isinstance(error, OSError) and error.errno in _ABOUT_A_FILE:
+        return ModelLoadFailed(
+            f"a file of the model cannot be opened: {sentence(error)}",
+            hint="the download did not finish, or the daemon's user may not read the file",
+        )
     if isinstance(error, OSError):
         return StorageFailed(f"reading weights failed: {sentence(error)}")
     if _is_about_arguments(error):

@@ -120,7 +120,12 @@ def inspect_pipeline(
 def _inspect(directory: Path, variant: str | None, elsewhere: Elsewhere) -> PipelineFiles:
     path = directory / MODEL_INDEX_NAME
     if not directory.is_dir():
-        raise refuse(directory, "is not a directory", "give the directory of a diffusers pipeline")
+        raise refuse(
+            directory,
+            "is not a directory",
+            "give the directory of a diffusers pipeline; a single file is turned into one by "
+            "from_single_file(...) and save_pretrained(...) of its pipeline's class",
+        )
     if not path.exists() and not path.is_symlink():
         raise refuse(
             directory,

@@ -1,0 +1,110 @@
+"""Pictures, videos and sound of real pipelines through a real daemon, from wherever weights lie."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from hosting.families import FAMILIES, Family
+from hosting.hosting_help import same_values
+from hosting.tiny_pipelines import save_sd
+from system.daemons import Daemon, running_daemon
+
+from offload_client import Client
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't:DeprecationWarning"),
+]
+SEED = 5
+STRANGE = "mö del 'two'  \"x\""
+
+
+@pytest.fixture(scope="module")
+def hosting_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    with running_daemon(tmp_path_factory.mktemp("daemon"), environment=environment) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(hosting_daemon: Daemon) -> Iterator[Client]:
+    with hosting_daemon.client() as client:
+        yield client
+
+
+def plain_outputs(family: Family, directory: Path) -> dict[str, Any]:
+    pipeline = getattr(diffusers, family.plain_class).from_pretrained(directory)
+    pipeline.set_progress_bar_config(disable=True)
+    noise = torch.Generator("cpu").manual_seed(SEED)
+    output = pipeline(generator=noise, **family.arguments())
+    return {name: value for name, value in output.items() if value is not None}
+
+
+def used_bytes(client: Client) -> int:
+    used: int = client.stats()["store"]["host_used_bytes"]
+    return used
+
+
+@pytest.mark.parametrize("name", ["ltx_image_to_video", "wan", "stable_audio"])
+def test_videos_and_sound_cross_the_wire_as_plain_diffusers_gives_them(
+    client: Client, tmp_path: Path, name: str
+) -> None:
+    family = FAMILIES[name]
+    family.build().save_pretrained(tmp_path)
+    options: dict[str, Any] = {"task": family.task} if family.task else {}
+    client.load(name, tmp_path, **options)
+    drawn = client.generate(name, seed=SEED, **family.arguments())
+    expected = plain_outputs(family, tmp_path)
+    assert drawn.outputs.keys() == expected.keys()
+    for key, value in expected.items():
+        same_values(drawn.outputs[key], value)
+    client.unload(name)
+
+
+def test_several_tasks_on_one_set_of_weights_cost_no_second_copy(
+    client: Client, tmp_path: Path
+) -> None:
+    family = FAMILIES["sdxl_img2img"]
+    family.build().save_pretrained(tmp_path)
+    client.load("draw", tmp_path)
+    before_bytes = used_bytes(client)
+    redraw = client.load("redraw", tmp_path, task="image-to-image")
+    assert redraw.pipeline == "StableDiffusionXLImg2ImgPipeline"
+    assert used_bytes(client) == before_bytes
+    client.unload("draw")
+    drawn = client.generate("redraw", seed=SEED, **family.arguments())
+    same_values(drawn.outputs["images"], plain_outputs(family, tmp_path)["images"])
+    client.unload("redraw")
+
+
+def test_equal_weights_under_two_paths_are_held_once_and_two_called_model_are_two(
+    client: Client, tmp_path: Path
+) -> None:
+    first, twin = tmp_path / "one" / "model", tmp_path / STRANGE / "model"
+    other = tmp_path / "other" / "model"
+    save_sd(first)
+    shutil.copytree(first, twin)
+    save_sd(other, seed=70)
+    client.load("first", first)
+    one_bytes = used_bytes(client)
+    client.load("twin", twin)
+    assert used_bytes(client) == one_bytes
+    client.load("other", other)
+    assert used_bytes(client) == 2 * one_bytes
+    call: dict[str, Any] = {"height": 16, "width": 16, "num_inference_steps": 2}
+    pictures = [
+        np.asarray(client.generate(name, "a cat", seed=SEED, **call).image)
+        for name in ("first", "twin", "other")
+    ]
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+    assert np.abs(pictures[0].astype(int) - pictures[2]).max() > 0
+    for name in ("first", "twin", "other"):
+        client.unload(name)
