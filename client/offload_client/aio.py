@@ -16,6 +16,7 @@ from offload_client.core import (
     QUICK_TIMEOUT_S,
     Settings,
     absolute_source,
+    plan_fields,
     program_name,
     rows_of_jobs,
     rows_of_models,
@@ -23,7 +24,7 @@ from offload_client.core import (
 from offload_client.results import Progress, Result, progress_of
 from offload_protocol import messages
 from offload_protocol.codec import convert
-from offload_protocol.messages import JobInfo, JobState, ModelInfo
+from offload_protocol.messages import Forecast, JobInfo, JobState, ModelInfo
 
 
 class AsyncClient(Looping):
@@ -206,6 +207,19 @@ class AsyncClient(Looping):
         """Host a model under a name and wait until it is loaded, as `Client.load` does."""
         fields = {"name": name, "source": absolute_source(source), "options": options}
         return convert(await self._ask(messages.Load, timeout_s, None, **fields), ModelInfo)
+
+    async def plan(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        device_budget: str | int | None = None,
+        host_budget: str | int | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Forecast:
+        """What hosting a source would take and cost, as `Client.plan` says it."""
+        fields = plan_fields(source, options, device_budget, host_budget)
+        return convert(await self._ask(messages.Plan, timeout_s, None, **fields), Forecast)
 
     async def unload(self, name: str, *, timeout_s: float | None = None) -> None:
         """Take a model out of memory; returns when the memory is free. Raises `UnknownModel`."""

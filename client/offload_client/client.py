@@ -15,6 +15,7 @@ from offload_client.core import (
     QUICK_TIMEOUT_S,
     Settings,
     absolute_source,
+    plan_fields,
     program_name,
     rows_of_jobs,
     rows_of_models,
@@ -23,7 +24,7 @@ from offload_client.job import Job
 from offload_client.results import Progress, Result, progress_of
 from offload_protocol import messages
 from offload_protocol.codec import convert
-from offload_protocol.messages import JobInfo, JobState, ModelInfo
+from offload_protocol.messages import Forecast, JobInfo, JobState, ModelInfo
 
 
 class Client(Blocking):
@@ -261,6 +262,25 @@ class Client(Blocking):
         """
         fields = {"name": name, "source": absolute_source(source), "options": options}
         return convert(self._ask(messages.Load, timeout_s, None, **fields), ModelInfo)
+
+    def plan(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        device_budget: str | int | None = None,
+        host_budget: str | int | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Forecast:
+        """What hosting a source would take and cost, from its files' headers; loads nothing.
+
+            client.plan("/models/sdxl-base", device_budget="8GiB").best_budget_bytes
+
+        `source` and `options` are as in `load`, or `source` is the name of a hosted model. Budgets
+        are sizes; without them, what the daemon has counts. Raises what `load` raises.
+        """
+        fields = plan_fields(source, options, device_budget, host_budget)
+        return convert(self._ask(messages.Plan, timeout_s, None, **fields), Forecast)
 
     def unload(self, name: str, *, timeout_s: float | None = None) -> None:
         """Take a model out of memory; returns when the memory is free. Raises `UnknownModel`."""

@@ -264,6 +264,18 @@ def rows_of_models(result: Mapping[str, Any]) -> list[ModelInfo]:
     return convert(result, ModelList).models
 
 
+def plan_fields(
+    source: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    device_budget: str | int | None,
+    host_budget: str | int | None,
+) -> dict[str, Any]:
+    """The fields of `Plan`."""
+    budgets = {"device_budget": device_budget, "host_budget": host_budget}
+    given = {name: str(value) for name, value in budgets.items() if value is not None}
+    return {"source": absolute_source(source), "options": dict(options), **given}
+
+
 def absolute_source(source: str | os.PathLike[str] | None) -> str | None:
     """A model's source; a path is made absolute, since the daemon has another working directory."""
     if source is None:

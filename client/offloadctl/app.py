@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offloadctl import drawing, hosting, keys, looking
+from offloadctl import drawing, hosting, keys, looking, planning
 from offloadctl.common import app
 
 __all__ = ["app"]
@@ -13,6 +13,7 @@ for command in (
     looking.jobs,
     looking.models,
     hosting.load,
+    planning.plan,
     hosting.unload,
     hosting.pin,
     hosting.unpin,

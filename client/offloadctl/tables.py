@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from offload_client import JobInfo, ModelInfo
+from offload_client import Forecast, JobInfo, ModelInfo
 from offload_protocol import codec
 from offload_protocol.sizes import format_duration, format_size
 from offloadctl.output import Table
@@ -68,6 +68,57 @@ def models_tables(models: Sequence[ModelInfo]) -> list[Table]:
     notes = [(model.name, note) for model in models for note in model.notes]
     tables = [models_table(models), Table("notes", ("MODEL", "NOTE"), notes)]
     return tables if notes else tables[:1]
+
+
+def forecast_tables(forecast: Forecast) -> list[Table]:
+    """What hosting a model would take."""
+    parts = [
+        (
+            part.name,
+            part.kind,
+            part.offload,
+            *(
+                format_size(size)
+                for size in (
+                    part.bytes,
+                    part.kept_bytes + part.resident_bytes,
+                    part.ring_bytes,
+                    part.streamed_bytes,
+                    part.host_bytes,
+                )
+            ),
+            format_duration(part.step_s),
+        )
+        for part in forecast.components
+    ]
+    headings = (
+        *("COMPONENT", "KIND", "OFFLOAD", ">SIZE", ">RESIDENT", ">RING", ">STREAMED", ">HOST"),
+        ">STEP",
+    )
+    notes = [("note", note) for note in forecast.notes]
+    return [
+        Table("plan", ("KEY", "VALUE"), [*_forecast_rows(forecast), *notes]),
+        Table("components", headings, parts),
+    ]
+
+
+def _forecast_rows(forecast: Forecast) -> list[tuple[str, str]]:
+    link = f"{format_size(forecast.link_bytes_per_s)}/s"
+    sure = "measured" if forecast.link_is_measured else "guessed until a model was streamed"
+    computes = all(part.compute_s is not None for part in forecast.components)
+    rows = [
+        ("pipeline", forecast.pipeline),
+        ("dtype", forecast.dtype),
+        ("offload", forecast.offload),
+        ("on the device", format_size(forecast.device_bytes)),
+        ("in host memory", format_size(forecast.host_bytes)),
+        ("smallest device budget", format_size(forecast.minimum_budget_bytes)),
+        ("best device budget", format_size(forecast.best_budget_bytes)),
+        ("link", f"{link}, {sure}"),
+    ]
+    if not computes:
+        rows.append(("steps", "transfers alone: what it computes is known once it has run"))
+    return rows
 
 
 def ps_tables(models: Sequence[ModelInfo], jobs: Sequence[JobInfo]) -> list[Table]:

@@ -124,6 +124,18 @@ class Unpin(Request, frozen=True):
     name: str
 
 
+class Plan(Request, frozen=True):
+    """Says what hosting a source would take and cost, from its files' headers; loads nothing.
+
+    `options` are as in `Load`. Budgets are sizes; without them, what the daemon has counts.
+    """
+
+    source: str
+    options: dict[str, Any] = {}
+    device_budget: str | None = None
+    host_budget: str | None = None
+
+
 class Drain(Request, frozen=True):
     """Takes no new jobs any more, and answers when the last one has ended; for administrators."""
 
@@ -291,6 +303,59 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is in memory, or why it left."""
     notes: list[str] = []
     """Sentences about its settings that whoever gave them should read."""
+
+
+class ComponentForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """One component as it would be hosted; bytes are of weights.
+
+    `kept_bytes` (small layers, buffers) stay on the device whatever the plan, `resident_bytes`
+    besides; `streamed_bytes` pass through the ring at each step. `step_s` counts transfers where
+    `compute_s` is not known.
+    """
+
+    name: str
+    kind: str = ""
+    bytes: int = 0
+    offload: str = ""
+    groups: int = 0
+    kept_bytes: int = 0
+    resident_bytes: int = 0
+    ring_bytes: int = 0
+    streamed_bytes: int = 0
+    host_bytes: int = 0
+    step_s: float = 0.0
+    compute_s: float | None = None
+
+
+class BudgetStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step of each component would take and stream with another device budget."""
+
+    budget_bytes: int
+    streamed_bytes: int
+    step_s: float
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of `plan`."""
+
+    source: str
+    pipeline: str
+    dtype: str
+    offload: str
+    device_budget_bytes: int | None = None
+    host_budget_bytes: int | None = None
+    minimum_budget_bytes: int = 0
+    """The smallest device budget that works."""
+    device_bytes: int = 0
+    """What weights will take of the device once every component has run."""
+    host_bytes: int = 0
+    link_bytes_per_s: float = 0.0
+    link_is_measured: bool = False
+    best_budget_bytes: int = 0
+    """The smallest device budget within 2% of the shortest step."""
+    components: list[ComponentForecast] = []
+    budgets: list[BudgetStep] = []
+    notes: list[str] = []
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,6 +92,10 @@ class DeviceReport(FromWorker, frozen=True):
     """Of jobs that gave way."""
     placed: dict[str, Placed] = msgspec.field(default_factory=dict)
     """Of the models in memory, by `MODEL/COMPONENT`."""
+    link_bytes_per_s: float = 0.0
+    """How fast weights come to the device; 0 until a model has been streamed."""
+    compute_s: dict[str, float] = msgspec.field(default_factory=dict)
+    """Seconds that a step of `MODEL/COMPONENT` computes, where it has been measured."""
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,11 +19,10 @@ from offload_protocol.messages import (
     PROTOCOL_VERSION,
     Error,
     Hello,
-    ModelInfo,
     Reply,
     Welcome,
 )
-from offloadd.control.handlers import Answer, Handlers, OnceWritten, Result
+from offloadd.control.handlers import Answer, Handlers, Later, OnceWritten, Result
 from offloadd.control.leases import Leases
 from offloadd.control.roles import Roles
 from offloadd.control.router import Connection
@@ -126,8 +125,10 @@ class Front:
         self,
         connection: Connection,
         rid: int,
-        answer: asyncio.Future[ModelInfo] | asyncio.Future[None],
+        answer: Later,
     ) -> None:
+        if answer.cancelled():
+            return  # the daemon ends
         error = answer.exception()
         if isinstance(error, OffloadError):
             self._refuse(connection, rid, error)

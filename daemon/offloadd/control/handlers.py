@@ -15,6 +15,7 @@ from offload_protocol.messages import (
     Cancel,
     Drain,
     Fetch,
+    Forecast,
     JobInfo,
     JobList,
     Jobs,
@@ -24,6 +25,7 @@ from offload_protocol.messages import (
     Models,
     Pin,
     Ping,
+    Plan,
     Request,
     Stats,
     Submit,
@@ -35,6 +37,7 @@ from offloadd.channel.specs import ModelSpec, model_spec
 from offloadd.config import checked_source
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Endings
+from offloadd.control.forecasting import Forecasts
 from offloadd.control.jobs import MAX_LISTED, Job, Owner
 from offloadd.control.models import ModelTable
 from offloadd.control.roles import Roles
@@ -55,7 +58,8 @@ class OnceWritten:
     result: Callable[[], Result]
 
 
-Answer = Result | OnceWritten | asyncio.Future[ModelInfo] | asyncio.Future[None]
+Later = asyncio.Future[ModelInfo] | asyncio.Future[Forecast] | asyncio.Future[None]
+Answer = Result | OnceWritten | Later
 """A result, or one that comes later."""
 
 
@@ -75,6 +79,7 @@ class Handlers:
         clock: Callable[[], float],
         stats: Callable[[Session], dict[str, Any]],
         located: Callable[[list[ModelInfo]], list[ModelInfo]],
+        forecasts: Forecasts,
     ) -> None:
         self._sessions = sessions
         self._dispatcher = dispatcher
@@ -84,6 +89,7 @@ class Handlers:
         self._clock = clock
         self._stats = stats
         self._located = located
+        self._forecasts = forecasts
         self._refusal: OffloadError | None = None
         self.is_draining = False
         self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer]] = {
@@ -99,6 +105,7 @@ class Handlers:
             Unload: self._unload,
             Pin: self._pin,
             Unpin: self._unpin,
+            Plan: self._plan,
             Drain: self._drain,
         }
 
@@ -158,7 +165,9 @@ class Handlers:
             return self._models.load(self._models.find(request.name))
         if not request.source.startswith("builtin:"):
             self._roles.require(session.connection.peer, "loading a model from a path")
-        return self._models.load(self._models.host(_spec(request)))
+        return self._models.load(
+            self._models.host(_spec(request.name, request.source, request.options))
+        )
 
     def _unload(self, session: Session, request: Unload, frames: Frames) -> Answer:
         self._roles.require(session.connection.peer, "unloading a model")
@@ -177,6 +186,20 @@ class Handlers:
         model = self._models.find(request.name)
         self._models.unpin(model)
         return model.info()
+
+    def _plan(self, session: Session, request: Plan, frames: Frames) -> Answer:
+        options = dict(request.options)
+        if request.device_budget is not None:
+            options["device_budget"] = request.device_budget
+        hosted = self._models.get(request.source)
+        if hosted is not None:
+            spec = msgspec.structs.replace(
+                _spec("plan", "builtin:shapes", options), source=hosted.spec.source
+            )
+            return self._forecasts.ask(spec, request.host_budget)
+        if not request.source.startswith("builtin:"):
+            self._roles.require(session.connection.peer, "planning a model from a path")
+        return self._forecasts.ask(_spec("plan", request.source, options), request.host_budget)
 
     def _drain(self, session: Session, request: Drain, frames: Frames) -> Answer:
         self._roles.require(session.connection.peer, "draining the daemon")
@@ -216,13 +239,12 @@ class Handlers:
         return job.info(self._clock(), session.user)
 
 
-def _spec(request: Load) -> ModelSpec:
-    unknown = [key for key in request.options if key not in ModelSpec.__struct_fields__]
+def _spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
+    unknown = [key for key in options if key not in ModelSpec.__struct_fields__]
     if unknown:
         near = difflib.get_close_matches(unknown[0], ModelSpec.__struct_fields__, n=1)
         raise InvalidRequest(
             f"a model has no option {unknown[0][:80]!r}",
             hint=f"did you mean {near[0]!r}?" if near else "see the keys of [[models]]",
         )
-    source = checked_source(request.source or "", f"model {request.name[:200]!r}")
-    return model_spec(request.name, source, request.options)
+    return model_spec(name, checked_source(source, f"model {name[:200]!r}"), options)

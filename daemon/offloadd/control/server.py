@@ -26,6 +26,7 @@ from offloadd.control.clocks import Clocks
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Endings
 from offloadd.control.entrances import Entrance
+from offloadd.control.forecasting import Forecasts
 from offloadd.control.foreman import Foreman
 from offloadd.control.front import Front
 from offloadd.control.handlers import Handlers
@@ -158,6 +159,12 @@ class Server:
             setting.clock,
             self._stats,
             self._located,
+            Forecasts(
+                self._models,
+                lambda: self._foreman.device,
+                lambda: self._memory.catalogue.budget_bytes,
+                setting.environ,
+            ),
         )
         self._front = Front(
             self._sessions,

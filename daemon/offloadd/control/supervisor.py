@@ -130,7 +130,7 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=self._directory,
-                env=_worker_environment(self._environ),
+                env=worker_environment(self._environ),
                 # Ctrl-C at a terminal reaches a whole process group; stopping is ours to do.
                 process_group=0,
             )
@@ -199,8 +199,8 @@ class Supervisor:
         return min(doubled, self._patience.longest_pause_s)
 
 
-def _worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    # What systemd says to the main process alone must not be answered by another.
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a child of the daemon is given; what systemd says is for the main process alone."""
     ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
     ours |= {"LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"}
     return {name: value for name, value in environ.items() if name not in ours}

@@ -37,6 +37,11 @@ RESERVE_AT_MOST_BYTES = 4 << 30
 to 5 GB in the common models."""
 
 
+def reserve_bytes(budget_bytes: int) -> int:
+    """What of a device's budget is left to activations at first."""
+    return min(int(budget_bytes * RESERVE_SHARE), RESERVE_AT_MOST_BYTES)
+
+
 class DeviceHost:
     """The device's engine and what brings weights to it; one for each worker process."""
 
@@ -67,14 +72,14 @@ class DeviceHost:
         if self._accelerator.has_dma:
             arena.use_pin(self._accelerator.pin)
             budget_bytes = memory.free_bytes
-            reserve_bytes = min(int(budget_bytes * RESERVE_SHARE), RESERVE_AT_MOST_BYTES)
+            kept_free_bytes = reserve_bytes(budget_bytes)
         else:
             # The host's memory: whoever shares it is counted where models are loaded.
-            budget_bytes, reserve_bytes = memory.total_bytes, 0
+            budget_bytes, kept_free_bytes = memory.total_bytes, 0
         self.engine = Engine(
             self._accelerator,
             budget_bytes,
-            reserve_bytes=reserve_bytes,
+            reserve_bytes=kept_free_bytes,
             on_border=self.borders.at_root,
         )
 

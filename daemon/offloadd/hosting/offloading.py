@@ -129,7 +129,7 @@ def apply_plan(
     short: set[str] = set()
     if host.computes_in_host_memory and budget_bytes is None:
         short = {name for name in plan if sources[name].host_view() is None}
-    allowances = _allowances(host.alignment_bytes, plan, groupings, budget_bytes, short)
+    allowances = allowances_of(host.alignment_bytes, plan, groupings, budget_bytes, short)
     with ExitStack() as undo:
         undo.callback(placement.remove)
         for name in plan:
@@ -138,7 +138,7 @@ def apply_plan(
     return placement
 
 
-def _allowances(
+def allowances_of(
     alignment_bytes: int,
     plan: Plan,
     groupings: Mapping[str, Grouping],

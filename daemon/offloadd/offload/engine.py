@@ -22,7 +22,12 @@ from offloadd.offload.casting import Casting, StoredAs
 from offloadd.offload.component import attach_component
 from offloadd.offload.counters import Counters
 from offloadd.offload.device_budget import DeviceBudget
-from offloadd.offload.engine_stats import EngineStats, component_stats
+from offloadd.offload.engine_stats import (
+    EngineStats,
+    MeasuredSpeed,
+    component_stats,
+    measured_speed,
+)
 from offloadd.offload.executor import Executor
 from offloadd.offload.grouping import Grouping
 from offloadd.offload.groups import GroupOptions, group_module
@@ -274,6 +279,10 @@ class Engine:
             for name, planning in self._plannings.items()
             if planning.plan is not None
         )
+
+    def measured_speed(self) -> MeasuredSpeed:
+        """What the present plans were made from."""
+        return measured_speed(self._plannings)
 
     def stats(self) -> EngineStats:
         """What is where now."""

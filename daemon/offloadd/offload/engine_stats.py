@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offloadd.offload.planning import Planning
+from offloadd.offload.planning import GUESSED_BANDWIDTH_BYTES_PER_S, Planning
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,31 @@ class EngineStats:
     ring_bytes: int
     staging_bytes: int
     components: tuple[ComponentStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """What plans were made from: the link (0: not measured), and a step's compute by component."""
+
+    link_bytes_per_s: float
+    compute_s: Mapping[str, float]
+
+
+def measured_speed(plannings: Mapping[str, Planning]) -> MeasuredSpeed:
+    """The figures of all components that have been measured; the link's are the last one's."""
+    given = {
+        name: planning.plan.given
+        for name, planning in plannings.items()
+        if planning.plan is not None and planning.plan.given.order
+    }
+    streamed = [
+        one.bandwidth_bytes_per_s
+        for one in given.values()
+        if one.bandwidth_bytes_per_s != GUESSED_BANDWIDTH_BYTES_PER_S
+    ]
+    return MeasuredSpeed(
+        streamed[-1] if streamed else 0.0, {name: sum(one.compute_s) for name, one in given.items()}
+    )
 
 
 def component_stats(planning: Planning) -> ComponentStats:

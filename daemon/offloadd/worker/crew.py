@@ -153,6 +153,7 @@ class Crew:
                 resident_bytes=self._models.resident_bytes,
                 ring_bytes=self._host.engine.stats().ring_bytes,
                 host_bytes=sum(one.host_bytes for one in placed.values()),
+                measured=self._host.engine.measured_speed(),
                 parked_bytes=self._host.parked_bytes,
                 placed=placed,
             )

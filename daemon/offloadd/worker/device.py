@@ -16,6 +16,7 @@ import torch
 
 from offload_protocol.errors import InternalError
 from offloadd.channel.messages import DeviceReport, Placed
+from offloadd.offload.engine_stats import MeasuredSpeed
 
 _log = logging.getLogger(__name__)
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -90,6 +91,7 @@ def report(
     host_bytes: int = 0,
     parked_bytes: int = 0,
     placed: Mapping[str, Placed] = NOTHING_PLACED,
+    measured: MeasuredSpeed | None = None,
 ) -> DeviceReport:
     """What the control plane is told about the device."""
     memory = measure(device)
@@ -103,6 +105,8 @@ def report(
         host_bytes=host_bytes,
         parked_bytes=parked_bytes,
         placed=dict(placed),
+        link_bytes_per_s=measured.link_bytes_per_s if measured else 0.0,
+        compute_s=dict(measured.compute_s) if measured else {},
     )
 
 
