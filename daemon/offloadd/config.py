@@ -116,6 +116,9 @@ class QueueSection(_Section):
     max_parked: int = Field(
         4, ge=0, description="jobs that may wait in the middle of their work; 0: none gives way"
     )
+    max_sweep: int = Field(
+        8, ge=1, description="jobs on one model that may share what it streams; 1: none do"
+    )
 
 
 class LimitsSection(_Section):

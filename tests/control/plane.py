@@ -54,6 +54,9 @@ class InstantJournal:
     def accept(self, job: Accepted, frames: Sequence[Any], told: Any) -> None:
         told(None)
 
+    def strike(self, number: int, strikes: int) -> None:
+        pass
+
     def end(self, *row: Any) -> None:
         row[-1](None)
 
@@ -74,7 +77,9 @@ class Quiet:
 class Plane:
     """The control plane's pure parts on a fake clock, with a worker that answers when it is let."""
 
-    def __init__(self, spec: ModelSpec, default_s: float = 100.0, max_parked: int = 4) -> None:
+    def __init__(
+        self, spec: ModelSpec, default_s: float = 100.0, max_parked: int = 4, max_sweep: int = 1
+    ) -> None:
         self.now_s = 0.0
         self.orders: list[ToWorker] = []
         self.in_memory = False
@@ -99,6 +104,7 @@ class Plane:
             Quiet(),
             lambda order, frames: self.orders.append(order),
             max_parked,
+            max_sweep,
         )
         self.models.worker_ready()
         self.work()

@@ -14,6 +14,7 @@ from offload.tiny_models import TINY_MODELS
 from torch import nn
 
 from offload_protocol.errors import Cancelled
+from offloadd.offload.accelerator.simulated import Link
 from offloadd.offload.engine import Engine
 from offloadd.offload.groups import GroupOptions, module_layout
 
@@ -177,3 +178,26 @@ def test_a_thread_of_the_callers_attends_as_well_as_one_of_the_rooms() -> None:
     assert not room.run()
     thread.join()
     assert began == ["own"]
+
+
+def test_what_waits_for_bytes_is_better_shared_and_what_waits_for_compute_is_not(
+    tmp_path: Path,
+) -> None:
+    tiny = TINY_MODELS["flux"]
+    found = []
+    for bandwidth_bytes_per_s in (1e5, 1e12):
+        module = tiny.build()
+        device = simulated_device(1, Link(bandwidth_bytes_per_s))
+        engine = Engine(device, int(0.6 * _bytes_of(module)))
+        module.get_submodule("transformer_blocks.0").register_forward_hook(
+            lambda *_, device=device: device.compute(0.01)
+        )
+        path = tmp_path / f"{bandwidth_bytes_per_s}.safetensors"
+        with host_source(module, path) as source:
+            engine.attach("m", module, source, LEAVES)
+            assert not engine.is_transfer_limited("m"), "nothing is known before the first pass"
+            for _ in range(3):
+                tiny.run(module, tiny.example_inputs())
+            found.append(engine.is_transfer_limited("m"))
+            engine.close()
+    assert found == [True, False]

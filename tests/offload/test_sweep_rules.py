@@ -266,3 +266,16 @@ def test_the_first_at_each_place_leads() -> None:
     rules.at_group("a", "denoiser", (1, 0))
     assert rules.leads("a")
     assert not rules.leads("b")
+
+
+def test_whoever_is_to_be_alone_shares_no_pass_and_waits_no_longer_for_it() -> None:
+    rules = SweepRules()
+    for name in ("a", "b", "c"):
+        rules.join(name, 0.0, is_alone=name == "b")
+    _go_to_the_root(rules, 3)
+    passes: dict[int, list[str]] = {}
+    while (chosen := rules.choose(1.0)) is not None and rules.is_in_pass:
+        rules.enter(chosen)
+        passes.setdefault(rules.passes, []).append(chosen)
+        rules.leave_root(chosen, "denoiser", 1.0)
+    assert [sorted(names) for names in passes.values()] == [["a", "c"], ["b"]]

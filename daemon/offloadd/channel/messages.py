@@ -47,6 +47,8 @@ class RunJob(ToWorker, frozen=True):
     arguments: dict[str, Any]
     seed: int
     awaits_turn: bool = False
+    is_alone: bool = False
+    """It shares nothing with other jobs on the device."""
 
 
 class GiveWay(ToWorker, frozen=True):
@@ -157,10 +159,14 @@ class JobProgressed(FromWorker, frozen=True):
 
 
 class JobParked(FromWorker, frozen=True):
-    """A job waits for `ResumeJob`; `held_bytes` is what its own tensors take meanwhile."""
+    """A job waits for `ResumeJob`; `held_bytes` is what its own tensors take meanwhile.
+
+    `is_better_shared`: jobs on its model take less time together than one after the other.
+    """
 
     job: str
     held_bytes: int = 0
+    is_better_shared: bool = False
 
 
 class JobStays(FromWorker, frozen=True):
@@ -170,11 +176,15 @@ class JobStays(FromWorker, frozen=True):
 
 
 class JobEnded(FromWorker, frozen=True):
-    """The end of a job, with its outcome or its error; frames belong to the outcome."""
+    """The end of a job, with its outcome or its error; frames belong to the outcome.
+
+    `is_better_shared` as in `JobParked`.
+    """
 
     job: str
     outcome: Outcome | None = None
     error: ErrorInfo | None = None
+    is_better_shared: bool = False
 
 
 WorkerOrder = (

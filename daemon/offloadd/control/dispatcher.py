@@ -55,9 +55,10 @@ class Dispatcher:
         watchers: Watchers,
         order: Order,
         max_parked: int = 4,
+        max_sweep: int = 1,
     ) -> None:
         self.table = endings.table
-        self.turns = Turns(scheduler, models, clock, max_parked, order, self._ticket)
+        self.turns = Turns(scheduler, models, clock, max_parked, max_sweep, order, self._ticket)
         self._scheduler = scheduler
         self._models = models
         self._endings = endings
@@ -149,7 +150,7 @@ class Dispatcher:
         """The worker has died: what was on it is to run again, or fails as the cause of it."""
         self._starts.has_worker = False
         lost = list(self.turns)
-        suspects = [self.turns.running] if self.turns.running else list(self.turns.loading.values())
+        suspects = self.turns.suspects()
         for job in lost:
             self.turns.leave(job)
         for job in lost:
@@ -196,6 +197,7 @@ class Dispatcher:
         job = self.turns.get(news.job)
         if job is None:
             return
+        self._models.note_sharing(job.request.model, news.is_better_shared)
         self.turns.wait_again(job)
         self._places.changed()
         self._watchers.job_moved(job)
@@ -211,11 +213,12 @@ class Dispatcher:
         if job is None:
             return
         steps = steps_of(job.request.arguments)
+        self._models.note_sharing(job.request.model, news.is_better_shared)
         self._leave_worker(job)
         if news.outcome is None:
             self._finish(job, _reason(job, news))
         elif not job.is_void:
-            self._places.estimates.note(job.request.model, steps, job.used_s)
+            self._places.estimates.note(job.request.model, steps, job.charged_s)
             self._endings.complete(job, news.outcome, frames)
         self._starts.start_next()
 
@@ -241,12 +244,11 @@ class Dispatcher:
         self._places.tell(self.turns.running)
 
     def _stop_overdue(self, now_s: float) -> None:
-        job = self.turns.running
-        if job is None or job.stopping:
-            return
-        run_s = job.request.run_timeout_s
-        if run_s is not None and job.device_s(now_s) >= run_s:
-            self.cancel(job, DeadlineExceeded(f"the job had the device for longer than {run_s} s"))
+        for job in self.turns.going():
+            run_s = job.request.run_timeout_s
+            if run_s is not None and job.device_s(now_s) >= run_s and not job.stopping:
+                reason = DeadlineExceeded(f"the job had the device for longer than {run_s} s")
+                self.cancel(job, reason)
 
     # --- states ---------------------------------------------------------------------------------
 
@@ -290,6 +292,7 @@ class Dispatcher:
             deadline_s=None if wait_s is None else job.submitted_s + wait_s,
             size_bytes=job.fingerprint.size_bytes,
             expected_s=self._places.expected_s(job),
+            is_alone=job.is_alone,
         )
 
 

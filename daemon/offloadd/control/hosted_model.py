@@ -33,6 +33,8 @@ class HostedModel:
     leaves_when_free: bool = False
     """It is to be unloaded once no job is in the middle of it; none begins before that."""
     is_pinned: bool = False
+    shares: bool = False
+    """Its jobs take less time together than one after the other, so the worker says."""
     failures: int = 0
     """Loads in a row that failed."""
     retry_at_s: float = 0.0

@@ -59,6 +59,8 @@ class Job:
     """How often the worker died of itself while this job held the turn."""
     kills: int = 0
     """How often this daemon saw the worker killed from outside while this job held the turn."""
+    is_alone: bool = False
+    """It shares the device with no other: a worker died while it did."""
     state: JobState = "queued"
     position: int | None = None
     starts_in_s: float | None = None
@@ -70,6 +72,8 @@ class Job:
     """Since when it has the device, if it has."""
     used_s: float = 0.0
     """How long it had the device in earlier turns."""
+    charged_s: float = 0.0
+    """Its part of that, where it shared the device with others."""
     ended_s: float | None = None
     checked: bool = False
     """Its arguments were compared with what the model takes."""
@@ -108,7 +112,7 @@ class Job:
         """It is to run once more, from the beginning."""
         self.state, self.step, self.steps = "queued", 0, 0
         self.started_s = self.running_since_s = self.turn_since_s = None
-        self.used_s = 0.0
+        self.used_s = self.charged_s = 0.0
 
     def device_s(self, now_s: float) -> float:
         """How long it has had the device."""

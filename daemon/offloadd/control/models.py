@@ -103,6 +103,11 @@ class ModelTable:
         """The models that stay in memory whatever comes."""
         return frozenset(name for name, model in self._models.items() if model.is_pinned)
 
+    def note_sharing(self, name: str, is_better_shared: bool) -> None:
+        """The worker says whether jobs on a model take less time together."""
+        if (model := self._models.get(name)) is not None:
+            model.shares = is_better_shared
+
     def check(self, model: HostedModel) -> None:
         """Raise why a model cannot be loaded, for a while after that failed."""
         check_pause(model, self._clock())

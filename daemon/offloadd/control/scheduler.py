@@ -31,7 +31,10 @@ LEAST_TURN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A job in the queue. `expected_s` is how long it will have the device from now on."""
+    """A job in the queue. `expected_s` is how long it will have the device from now on.
+
+    With `is_alone` it shares the device with no other.
+    """
 
     job: str
     user: str
@@ -42,6 +45,7 @@ class Ticket:
     deadline_s: float | None = None
     size_bytes: int = 0
     expected_s: float = 0.0
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

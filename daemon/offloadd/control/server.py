@@ -206,6 +206,7 @@ class Server:
             telling,
             self._supervisor.send,
             self._config.queue.max_parked,
+            self._config.queue.max_sweep,
         )
 
     # --- life -----------------------------------------------------------------------------------

@@ -54,6 +54,13 @@ class Starts:
             if self._is_fit(job):
                 self._turns.begin(job, self._clock())
                 self._watchers.job_moved(job)
+        while self._turns.is_shareable:
+            job = self._next(self._turns.may_share)
+            if job is None:
+                break
+            if self._is_fit(job):
+                self._turns.begin_beside(job, self._clock())
+                self._watchers.job_moved(job)
         while self._turns.may_load_for_waiting():
             job = self._next(self._turns.may_load)
             if job is None:

@@ -78,7 +78,7 @@ def queue(waiting: int, dispatcher: Dispatcher, limit: int) -> dict[str, int]:
     turns = dispatcher.turns
     return {
         "depth": waiting - sum(job.stopping is None for job in turns.parked.values()),
-        "running": int(turns.running is not None),
+        "running": len(turns.going()),
         "parked": len(turns.parked),
         "loading": len(turns.loading),
         "limit": limit,

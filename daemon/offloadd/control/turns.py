@@ -1,8 +1,11 @@
 """The jobs that are on the worker, and which of them has the device.
 
 Invariants:
-- At most one job has the device. Besides, at most `max_parked` have given way and wait for their
-  next turn, and one waits for its model; what comes from the worker of others is out of date.
+- At most one job has the device, or up to `max_sweep` on one model share it: then one of them
+  counts as running, and the others go on beside it. Besides, at most `max_parked` (and for each
+  that goes on beside, one more) have given way and wait for their next turn, and one waits for its
+  model; what comes from the worker of others is out of date.
+- The device's time is charged once: those who share it are charged equal parts.
 - A job on a model that is not in memory never holds the device up: the worker loads beside the
   turns of others, and the job comes to its turn when that is done.
 """
@@ -31,24 +34,30 @@ class Turns:
         models: ModelTable,
         clock: Callable[[], float],
         max_parked: int,
+        max_sweep: int,
         order: Order,
         ticket: Callable[[Job], Ticket],
     ) -> None:
         self.running: Job | None = None
+        self.beside: dict[str, Job] = {}
         self.parked: dict[str, Job] = {}
         self.loading: dict[str, Job] = {}
         self._scheduler = scheduler
         self._models = models
         self._clock = clock
         self._max_parked = max_parked
+        self._max_sweep = max_sweep
         self._order = order
         self._ticket = ticket
+        self._charged_s: dict[str, float] = {}
+        self._charged_at_s = 0.0
         self._asked_until_s: float | None = None
         """The running job was asked to give way, and will not be again before then."""
 
     def __iter__(self) -> Iterator[Job]:
         if self.running is not None:
             yield self.running
+        yield from self.beside.values()
         yield from self.parked.values()
         yield from self.loading.values()
 
@@ -56,7 +65,23 @@ class Turns:
         """The job of that key, if it is on the worker."""
         if self.running is not None and self.running.key == key:
             return self.running
-        return self.parked.get(key) or self.loading.get(key)
+        return self.beside.get(key) or self.parked.get(key) or self.loading.get(key)
+
+    def going(self) -> list[Job]:
+        """The jobs that have the device."""
+        return ([] if self.running is None else [self.running]) + list(self.beside.values())
+
+    def suspects(self) -> list[Job]:
+        """The job that a worker has died of; where several shared the device, none of them.
+
+        Each of those is to run alone from now on, so that the next time it is known.
+        """
+        going = self.going()
+        for job in going:
+            job.is_alone = job.is_alone or len(going) > 1
+        if len(going) > 1:
+            return []
+        return going or list(self.loading.values())
 
     def uses(self, model: str) -> bool:
         """Some job on this model is on the worker."""
@@ -64,7 +89,28 @@ class Turns:
 
     def may_take_turn(self, ticket: Ticket) -> bool:
         """Whether a waiting job may have the device that is free."""
-        return self._may(ticket, self._max_parked)
+        return self._may(ticket, self._most_parked)
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether jobs may come beside the one that runs."""
+        job = self.running
+        if job is None or job.is_alone or job.stopping is not None:
+            return False
+        model = self._models.get(job.request.model)
+        is_full = 1 + len(self.beside) >= self._max_sweep
+        return not self._is_asked and not is_full and model is not None and model.shares
+
+    @property
+    def _is_asked(self) -> bool:
+        return self._asked_until_s is not None and self._clock() < self._asked_until_s
+
+    def may_share(self, ticket: Ticket) -> bool:
+        """Whether a waiting job may go on beside the one that runs."""
+        job = self.running
+        if job is None or ticket.model != job.request.model:
+            return False
+        return not ticket.is_alone and self._may(ticket, self._most_parked)
 
     def may_load_for_waiting(self) -> bool:
         """Whether there may be a job for which `may_load` is true; quick where all is loaded."""
@@ -82,12 +128,22 @@ class Turns:
             and model.is_registered
             and not model.is_going
             and not self.loading
-            and len(self.parked) <= self._max_parked
+            and len(self.parked) <= self._most_parked
         )
 
     def begin(self, job: Job, now_s: float) -> None:
         """The scheduler has given the device to a job: it starts, or goes on where it was."""
+        self._charge(now_s)
         self.running, self._asked_until_s = job, None
+        self._go_on(job, now_s)
+
+    def begin_beside(self, job: Job, now_s: float) -> None:
+        """A job shares the device with the one that runs."""
+        self._charge(now_s)
+        self.beside[job.key] = job
+        self._go_on(job, now_s)
+
+    def _go_on(self, job: Job, now_s: float) -> None:
         job.state, job.position = "running", None
         job.turn_since_s = now_s
         if job.running_since_s is None:
@@ -109,15 +165,16 @@ class Turns:
         job, now_s = self.running, self._clock()
         if job is None or job.turn_since_s is None or job.stopping is not None:
             return
-        if self._asked_until_s is not None and now_s < self._asked_until_s:
+        if self._is_asked:
             return
         if self._scheduler.is_owed(now_s, now_s - job.turn_since_s, self._may_take_over):
             self._asked_until_s = float("inf")
-            self._order(GiveWay(job=job.key), ())
+            for one in self.going():
+                self._order(GiveWay(job=one.key), ())
 
     def stays(self, key: str) -> None:
         """The running job could not give way."""
-        if self.running is not None and self.running.key == key:
+        if (self.running is not None and self.running.key == key) or key in self.beside:
             self._asked_until_s = self._clock() + STAY_S
 
     def wait_again(self, job: Job) -> None:
@@ -147,16 +204,37 @@ class Turns:
 
     def _end_turn(self, job: Job) -> float:
         """Take the device from a job, if it has it; gives how long it had it this time."""
-        if job is not self.running or job.turn_since_s is None:
+        is_beside = self.beside.get(job.key) is job
+        if job.turn_since_s is None or not (job is self.running or is_beside):
             return 0.0
-        used_s = self._clock() - job.turn_since_s
-        self.running, self._asked_until_s = None, None
-        job.used_s, job.turn_since_s = job.used_s + used_s, None
-        return used_s
+        now_s = self._clock()
+        self._charge(now_s)
+        self.beside.pop(job.key, None)
+        if job is self.running:
+            self.running = self.beside.pop(next(iter(self.beside)), None) if self.beside else None
+        if self.running is None:
+            self._asked_until_s = None
+        job.used_s, job.turn_since_s = job.used_s + now_s - job.turn_since_s, None
+        charged_s = self._charged_s.pop(job.key, 0.0)
+        job.charged_s += charged_s
+        return charged_s
+
+    def _charge(self, now_s: float) -> None:
+        """Charge those who have the device with the time since this was done last."""
+        elapsed_s, self._charged_at_s = now_s - self._charged_at_s, now_s
+        going = self.going()
+        for job in going:
+            share_s = elapsed_s / len(going)
+            self._charged_s[job.key] = self._charged_s.get(job.key, 0.0) + share_s
 
     def _may_take_over(self, ticket: Ticket) -> bool:
         # The running job will be parked beside those that are.
-        return self._may(ticket, self._max_parked - 1)
+        return self._may(ticket, self._most_parked - 1)
+
+    @property
+    def _most_parked(self) -> int:
+        """Those who share the device give way together."""
+        return self._max_parked + self._max_sweep - 1 if self._max_parked else 0
 
     def _may(self, ticket: Ticket, most_parked: int) -> bool:
         if ticket.job in self.parked:
@@ -177,4 +255,5 @@ def _run(job: Job, awaits_turn: bool = False) -> RunJob:
         arguments=job.request.arguments,
         seed=job.seed,
         awaits_turn=awaits_turn,
+        is_alone=job.is_alone,
     )

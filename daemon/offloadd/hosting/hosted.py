@@ -27,6 +27,7 @@ from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.offloading import Placement, apply_plan
 from offloadd.hosting.outputs import plain_outputs
 from offloadd.hosting.presets import resting_on_disk
+from offloadd.offload.sweep import SweepRoom
 
 
 class HostedModel:
@@ -48,6 +49,7 @@ class HostedModel:
         self._placement = placement
         self._room = HostRoom(loaded.sources)
         self._whole = self._room.whole()
+        self._sweep_room = self._new_sweep_room()
         self._unwatch = [
             undo
             for module in modules(loaded.pipeline).values()
@@ -79,6 +81,23 @@ class HostedModel:
             )
             undo.pop_all()
         return cls(description, host, loaded, placement)
+
+    @property
+    def sweep_room(self) -> SweepRoom | None:
+        """Where jobs on this model share what it streams; None where nothing can be shared."""
+        return self._sweep_room
+
+    @property
+    def is_better_shared(self) -> bool:
+        """Whether jobs take less time together: transfer is what limits what they share."""
+        engine = self._host.engine
+        return self._placement.is_there and any(
+            engine.is_transfer_limited(name) for name in self._placement.swept
+        )
+
+    def _new_sweep_room(self) -> SweepRoom | None:
+        names = self._placement.swept
+        return self._host.engine.sweep(*names) if names else None
 
     @property
     def offload(self) -> str:
@@ -164,6 +183,7 @@ class HostedModel:
             self.description.budget_bytes(self._host.total_bytes),
         )
         self._whole = whole
+        self._sweep_room = self._new_sweep_room()
 
     def components(self) -> list[ComponentInfo]:
         """Each component with its bytes and where they are."""

@@ -49,6 +49,9 @@ class NoopModel:
         self.parameters: Mapping[str, Parameter] = call_parameters(NoopPipeline)
         self._pipeline = NoopPipeline()
 
+    is_better_shared = False
+    sweep_room = None
+
     @property
     def description(self) -> NoopModel:
         """What is known of it before it is loaded."""

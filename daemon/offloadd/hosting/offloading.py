@@ -15,6 +15,7 @@ from torch import nn
 from offload_protocol.errors import OutOfMemory
 from offload_protocol.sizes import format_size
 from offloadd.hosting.device_host import DeviceHost
+from offloadd.hosting.global_state import keeps_steps_in_modules
 from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.parts import Source
 from offloadd.hosting.presets import casting_of, group_options, most_bytes, whole_bytes
@@ -34,6 +35,9 @@ class Placement:
         self.weights_bytes: dict[str, int] = {}
         """Of each component, in the dtypes that it is stored in."""
         self.is_there = True
+        self.swept: list[str] = []
+        """On the engine, those that are streamed and entered by their forward, so that jobs share
+        them; none that keeps a call's state in its modules."""
         self._host = host
         self._model = model
         self._recastings: dict[str, Recasting] = {}
@@ -94,6 +98,9 @@ class Placement:
             casting_of(self.plan[name]),
             allowance,
         )
+        is_streamed = not self._host.engine.is_in_place(self._name(name))
+        if is_streamed and not hasattr(module, "decode") and not keeps_steps_in_modules([module]):
+            self.swept.append(self._name(name))
 
         def recast(module: nn.Module, dtype: torch.dtype) -> None:
             engine = self._host.engine

@@ -218,6 +218,18 @@ class Engine:
         planning = self._plannings[name]
         return planning.component.in_place or planning.stage is not Stage.FIRST_PASS
 
+    def is_in_place(self, name: str) -> bool:
+        """Whether a component computes on the host's own bytes, so that nothing is streamed."""
+        return self._plannings[name].component.in_place
+
+    def is_transfer_limited(self, name: str) -> bool:
+        """Whether a step of a component, as planned, waits for bytes rather than for compute."""
+        plan = self._plannings[name].plan
+        if plan is None or not self.is_planned(name):
+            return False
+        work = plan.work()
+        return sum(work.copy_s) > sum(work.compute_s)
+
     def detach(self, name: str) -> None:
         """Let a module go: its weights are meta parameters afterwards, its memory is given back."""
         farewell = self._farewells.pop(name, None)

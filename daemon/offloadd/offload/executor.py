@@ -107,11 +107,14 @@ class Executor:
 
     def enter_root(self, component: str) -> None:
         """A border; raises what `on_border` raises."""
-        self.gate.wait_at_root(component)
-        if not self.gate.has_begun:
-            self._end_last_step(component)
-        self.on_border(component)
-        self.gate.on_border(component)
+        while True:
+            self.gate.wait_at_root(component)
+            if not self.gate.has_begun:
+                self._end_last_step(component)
+            self.on_border(component)
+            self.gate.on_border(component)
+            if self.gate.may_enter(component):
+                break  # otherwise it gave way at the border, and waits with others again
         if not self.gate.enter(component, self.prediction.known(component)):
             return
         self._mark_border()

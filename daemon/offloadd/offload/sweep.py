@@ -29,8 +29,8 @@ The contract:
   member's: no gradients, and device and queue as in the thread that made the room.
 - Numbers are those of each member alone, bit for bit, whatever order of groups anybody takes: the
   order decides only what is loaded how often.
-- Not for modules that keep state of a forward on themselves across groups (caches between steps,
-  adapter scales given to one call): `sweepable` finds the former, the caller knows the latter.
+- Not for modules that keep state of a forward on themselves across groups (caches between steps),
+  and a call that changes them for its length (by a scale for adapters) attends with `is_alone`.
 - While several share a pass nothing is measured for the plan, and a component that has no plan yet
   (`Engine.is_planned`) is passed by one member at a time, so that it gets one.
 """
@@ -90,6 +90,8 @@ class SweepRoom:
         self._owner_has_baton = threading.Condition(self._lock)
         self._members: dict[str, _Member] = {}
         self._until: Callable[[], bool] = lambda: False
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called by whoever has just become a member, before it waits."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -114,13 +116,15 @@ class SweepRoom:
         *,
         on_border: Callable[[str], None] = lambda component: None,
         switch: Switch | None = None,
+        is_alone: bool = False,
     ) -> Iterator[None]:
         """Let the calling thread be a member inside this context, which it enters with the baton.
 
-        Without a `switch` it has the room's kind, with the state that the process has now. Raises
-        ValueError for the name of a member that has not ended.
+        At a border it may also leave the context, and enter it again later. With `is_alone` it
+        shares no pass. Without a `switch` it has the room's kind, with the state that the process
+        has now. Raises ValueError for the name of a member that has not ended.
         """
-        with self._attend(self._enrol(name, on_border, switch)):
+        with self._attend(self._enrol(name, on_border, switch, is_alone)):
             yield
 
     def join(
@@ -173,11 +177,18 @@ class SweepRoom:
             switch.resume()
         return bool(self.members)
 
-    def _enrol(self, name: str, on_border: Callable[[str], None], switch: Switch | None) -> _Member:
+    def _enrol(
+        self,
+        name: str,
+        on_border: Callable[[str], None],
+        switch: Switch | None,
+        is_alone: bool = False,
+    ) -> _Member:
         member = _Member(self, name, on_border, switch or self._make_switch())
         with self._lock:
-            self._rules.join(name, self._clock())
+            self._rules.join(name, self._clock(), is_alone=is_alone)
             self._members[name] = member
+        self.on_arrival()
         return member
 
     @contextmanager
@@ -250,13 +261,14 @@ class _Member:
             else:
                 room._rules.own_border(self.name, room._clock())
         room._pass_on(self)
-        while component in room._components and not room._rules.may_enter(self.name):
-            # Hurried: it is expected to end here, and where it does not it waits as before.
-            self.on_border(component)
-            with room._lock:
-                room._rules.hurry(self.name, False)
-                room._rules.at_root(self.name, component, room._clock())
-            room._pass_on(self)
+
+    def may_enter(self, component: str) -> bool:
+        room = self._room
+        if component not in room._components:
+            return True
+        with room._lock:
+            room._rules.hurry(self.name, False)
+            return room._rules.may_enter(self.name)
 
     def enter(self, component: str, known: Sequence[int]) -> bool:
         if component not in self._room._components:

@@ -30,6 +30,8 @@ class SweepMember(Protocol):
 
     def wait_at_root(self, component: str) -> None: ...
 
+    def may_enter(self, component: str) -> bool: ...
+
     def enter(self, component: str, known: Sequence[int]) -> bool: ...
 
     def wait_at_group(self, component: str, group: int, *, is_there: bool) -> bool: ...
@@ -74,6 +76,11 @@ class SweepGate:
         """What a member has to do at a border, beside what the executor's user has."""
         if (member := self.member) is not None:
             member.on_border(component)
+
+    def may_enter(self, component: str) -> bool:
+        """Whether the calling thread's pass has begun; not if it has left and come back since."""
+        member = self.member
+        return member is None or member.may_enter(component)
 
     def enter(self, component: str, known: Sequence[int]) -> bool:
         """The forward begins; says whether no other member is in the same pass already.

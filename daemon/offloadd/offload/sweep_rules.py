@@ -50,6 +50,7 @@ class _Standing:
     place: Place = ENTRY
     used_s: float = 0.0
     is_hurried: bool = False
+    is_alone: bool = False
 
 
 @dataclass(slots=True)
@@ -105,11 +106,15 @@ class SweepRules:
         """Whether somebody has entered the pass under way."""
         return self._pass is not None and self._pass.has_begun
 
-    def join(self, member: str, now_s: float) -> None:
-        """A new member, who begins with own work. Raises ValueError for a name in use."""
+    def join(self, member: str, now_s: float, *, is_alone: bool = False) -> None:
+        """A new member, who begins with own work; with `is_alone` it shares no pass.
+
+        Raises ValueError for a name in use.
+        """
         if member in self._standings:
             raise ValueError(f"{member!r} takes part already")
-        self._standings[member] = self._arrived(_At.OWN_WORK, now_s)
+        self._standings[member] = arrived = self._arrived(_At.OWN_WORK, now_s)
+        arrived.is_alone = is_alone
 
     def end(self, member: str, now_s: float) -> float:
         """A member has ended, anyhow; gives the seconds that it is charged with."""
@@ -208,11 +213,16 @@ class SweepRules:
         first = self._standings[waiting[0]]
         if self._own_work_next() is not None and not self._is_over(first, now_s):
             return
-        at_same = [name for name in waiting if self._standings[name].component == first.component]
-        members = at_same[: max(self.limit(first.component), 1)]
+        members = waiting[:1]
+        if not first.is_alone:
+            sharing = [name for name in waiting if self._may_share(first, self._standings[name])]
+            members = sharing[: max(self.limit(first.component), 1)]
         self._pass = _Pass(first.component, tuple(members), set(members), now_s)
         self.passes += 1
         self.shared_passes += len(members) > 1
+
+    def _may_share(self, first: _Standing, other: _Standing) -> bool:
+        return other.component == first.component and not other.is_alone
 
     def _is_over(self, waiting: _Standing, now_s: float) -> bool:
         """Whether those at the root have waited for own work as long as they have to."""
@@ -236,7 +246,8 @@ class SweepRules:
         self._part_from_pass(member)
         before = self._standings[member]
         self._standings[member] = arrived = self._arrived(at, now_s, component)
-        arrived.used_s, arrived.is_hurried = before.used_s, before.is_hurried
+        arrived.used_s, arrived.is_alone = before.used_s, before.is_alone
+        arrived.is_hurried = before.is_hurried
 
     def _arrived(self, at: _At, now_s: float, component: str = "") -> _Standing:
         self._arrivals += 1

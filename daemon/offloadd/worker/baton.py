@@ -32,6 +32,11 @@ class Baton:
         self._short: deque[Waiting] = deque()
         self._turns: deque[Waiting] = deque()
 
+    @property
+    def short_work_waits(self) -> bool:
+        """Whether `lend` would let anybody go first."""
+        return bool(self._short)
+
     def take(self) -> None:
         """Wait for it, for short work."""
         own = self._take_or_wait(self._short)

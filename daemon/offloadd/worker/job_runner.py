@@ -23,6 +23,7 @@ from offloadd.worker.device import Device
 from offloadd.worker.models import Models
 from offloadd.worker.peak import PeakMeter
 from offloadd.worker.progress import JobProgress
+from offloadd.worker.sweeps import Hold, RoomHold, Sweeps
 from offloadd.worker.turns import Aside, JobTurn, Turns
 
 Model = HostedModel | NoopModel
@@ -46,6 +47,7 @@ class JobRunner:
         self._models = models
         self._turns = turns
         self._attempts = attempts
+        self._sweeps = Sweeps(turns.baton)
 
     def run(self, job: RunJob, frames: Sequence[Frame], turn: JobTurn) -> None:
         """Run a job to its end."""
@@ -69,9 +71,12 @@ class JobRunner:
         if done is None:
             assert error is not None
             _log.warning("job=%s ended code=%s", job.job, error.code)
-            self._channel.send(JobEnded(job=job.job, error=error))
+            told = JobEnded(job=job.job, error=error, is_better_shared=turn.is_better_shared)
+            self._channel.send(told)
         else:
-            self._channel.send(JobEnded(job=job.job, outcome=done[0]), done[1])
+            outcome, packed = done
+            told = JobEnded(job=job.job, outcome=outcome, is_better_shared=turn.is_better_shared)
+            self._channel.send(told, packed)
 
     def _use(
         self, job: RunJob, on_component: Callable[[int, int], None], turn: JobTurn
@@ -92,7 +97,8 @@ class JobRunner:
         model: Model,
         loading_s: float,
     ) -> tuple[ErrorInfo | None, tuple[Outcome, list[values.Frame]] | None]:
-        begun = self._attempts.make(partial(_begin, job, turn), has_baton=False)
+        hold = self._hold(job, model)
+        begun = self._attempts.make(partial(_begin, job, turn, hold), has_baton=False)
         if begun.error is not None:
             return begun.error, None
         try:
@@ -100,8 +106,20 @@ class JobRunner:
                 lambda: self._draw(job, frames, turn, progress, model, loading_s)
             )
         finally:
+            turn.is_better_shared = model.is_better_shared
             turn.give_back()
         return drawn.error, drawn.result
+
+    def _hold(self, job: RunJob, model: Model) -> Hold | None:
+        """How the job has the device: with others on its model, where they share what it streams.
+
+        A call that gives a scale to adapters changes the modules for its length.
+        """
+        room = model.sweep_room
+        if room is None:
+            return None
+        is_alone = job.is_alone or any(name.endswith("_kwargs") for name in job.arguments)
+        return RoomHold(self._sweeps, room, job.job, self._device.torch_device, is_alone)
 
     def _draw(
         self,
@@ -125,7 +143,7 @@ class JobRunner:
             call,
             progress.running,
             turn.look,
-            lambda aside: turn.at_border(_Measured(aside, clock)),
+            lambda aside: turn.at_border(_Measured(aside, clock), model),
         )
         packed: list[values.Frame] = []
         outcome = Outcome(
@@ -165,10 +183,10 @@ def loaded_message(name: str, model: Model, loading_s: float) -> ModelLoaded:
     )
 
 
-def _begin(job: RunJob, turn: JobTurn) -> None:
+def _begin(job: RunJob, turn: JobTurn, hold: Hold | None) -> None:
     if job.awaits_turn:
         turn.await_resume()
-    turn.take()
+    turn.take(hold)
 
 
 class _OwnTurns:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from offload_protocol.errors import Cancelled
 from offloadd.channel.messages import JobParked, JobStays
-from offloadd.worker.baton import Baton, Waiting
+from offloadd.worker.baton import Baton
+from offloadd.worker.sweeps import BatonHold, Hold
 
 Send = Callable[[JobParked | JobStays], None]
 
@@ -30,6 +31,14 @@ class Aside(Protocol):
         """Put everything in place again, as it was."""
 
 
+class Shareable(Protocol):
+    """A model, as far as turns go."""
+
+    @property
+    def is_better_shared(self) -> bool:
+        """Whether jobs on it take less time together than one after the other."""
+
+
 class JobTurn:
     """One job's turns. The job's thread calls its methods, but for those of `Turns`."""
 
@@ -37,10 +46,12 @@ class JobTurn:
         self.job = job
         self._baton = baton
         self._send = send
+        self.is_better_shared = False
+        """What the job has seen of its model when it last had the device."""
         self._is_cancelled = False
         self._is_to_give_way = False
         self._may_go = threading.Event()
-        self._waiting = Waiting()
+        self._hold: Hold = BatonHold(baton)
 
     def look(self) -> None:
         """Raise `Cancelled` if the job is to stop."""
@@ -53,22 +64,27 @@ class JobTurn:
         self._may_go.wait()
         self.look()
 
-    def take(self) -> None:
-        """Wait for the device; raises `Cancelled`, and is without it then."""
-        if not self._baton.take_turn(self._waiting):
+    def take(self, hold: Hold | None = None) -> None:
+        """Wait for the device, which the job has by `hold` from now on (default: by itself).
+
+        Raises `Cancelled`, and is without it then.
+        """
+        self._hold = hold or self._hold
+        if not self._hold.take():
             raise Cancelled("the job was cancelled before it began")
 
     def give_back(self) -> None:
         """The job needs the device no more."""
-        self._baton.give_back()
+        self._hold.give_back()
 
-    def at_border(self, aside: Aside) -> None:
+    def at_border(self, aside: Aside, model: Shareable | None = None) -> None:
         """Go on, give way first, or raise `Cancelled`; holds the device before and after."""
         self.look()
         if self._is_to_give_way:
+            self.is_better_shared = model is not None and model.is_better_shared
             self._give_way(aside)
         else:
-            self._baton.lend()
+            self._hold.lend()
         self.look()
 
     def _give_way(self, aside: Aside) -> None:
@@ -81,14 +97,15 @@ class JobTurn:
         self._may_go.clear()
         if self._is_cancelled:
             self._may_go.set()
-        self._send(JobParked(job=self.job, held_bytes=held_bytes))
-        self._baton.give_back()
+        told = JobParked(
+            job=self.job, held_bytes=held_bytes, is_better_shared=self.is_better_shared
+        )
+        self._send(told)
+        self._hold.give_back()
         self._may_go.wait()
-        if self._is_cancelled:
+        if self._is_cancelled or not self._hold.take():
             # Its frames unwind on the device: between two borders of whichever job has the turn.
-            self._baton.take()
-            self.look()
-        if not self._baton.take_turn(self._waiting):
+            self._hold = BatonHold(self._baton)
             self._baton.take()
             self.look()
         aside.come_back()
@@ -98,7 +115,7 @@ class JobTurn:
     def cancel(self) -> None:
         self._is_cancelled = True
         self._may_go.set()
-        self._baton.give_up(self._waiting)
+        self._hold.give_up()
 
     def ask_to_give_way(self) -> None:
         self._is_to_give_way = True

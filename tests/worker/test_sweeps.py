@@ -1,0 +1,153 @@
+"""Jobs that a worker has at once on a streamed model share its passes, and draw as alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hosting.hosting_help import CALL, Drawn
+from worker.conftest import register
+from worker.worker_process import WorkerProcess
+
+from offload_protocol import values
+from offloadd.channel.messages import (
+    CancelJob,
+    FromWorker,
+    GiveWay,
+    JobEnded,
+    JobParked,
+    JobProgressed,
+    ResumeJob,
+    RunJob,
+)
+
+MODEL = "streamed"
+STEPS = {"a": 6, "b": 4, "c": 7, "d": 3}
+LONG = 900
+
+
+@pytest.fixture(scope="module")
+def streaming(
+    worker: WorkerProcess, sd_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> WorkerProcess:
+    """A worker whose model streams its denoiser from disk, with a plan."""
+    on_disk = {"mode": "group", "offload_to_disk_path": str(tmp_path_factory.mktemp("packs"))}
+    register(worker, MODEL, sd_directory, components={"unet": on_disk})
+    for number in range(2):
+        assert worker.run(f"warm {number}", MODEL, **CALL).outcome is not None
+    return worker
+
+
+def begin(worker: WorkerProcess, job: str, steps: int, **fields: Any) -> None:
+    frames: list[values.Frame] = []
+    arguments = values.pack({**CALL, "num_inference_steps": steps}, frames)
+    worker.send(
+        RunJob(job=job, model=MODEL, arguments=arguments, seed=ord(job[0]), **fields), frames
+    )
+
+
+def ends(worker: WorkerProcess, jobs: set[str]) -> dict[str, JobEnded]:
+    """How these jobs end, in whatever order."""
+    found: dict[str, JobEnded] = {}
+    while jobs - found.keys():
+        message, frames = worker.next_of(JobEnded)
+        assert isinstance(message, JobEnded)
+        found[message.job] = worker.unpacked(message, frames)
+    return found
+
+
+def images(ended: JobEnded) -> Drawn:
+    assert ended.outcome is not None, ended.error
+    drawn: Drawn = ended.outcome.outputs["images"]
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def alone(streaming: WorkerProcess) -> dict[str, Drawn]:
+    """What each job draws when no other is there."""
+    drawn = {}
+    for job, steps in STEPS.items():
+        begin(streaming, job, steps)
+        drawn[job] = images(streaming.end_of(job))
+    return drawn
+
+
+def running(worker: WorkerProcess, jobs: set[str]) -> list[FromWorker]:
+    """Wait until each of these jobs has made a step; gives what was said."""
+    said: list[FromWorker] = []
+    while jobs:
+        message, _ = worker.receive()
+        said.append(message)
+        if isinstance(message, JobProgressed) and message.step > 0:
+            jobs = jobs - {message.job}
+    return said
+
+
+def test_jobs_that_come_together_go_on_together_and_draw_as_alone(
+    streaming: WorkerProcess, alone: dict[str, Drawn]
+) -> None:
+    for job, steps in STEPS.items():
+        begin(streaming, job, steps)
+    said = running(streaming, set(STEPS))
+    assert not any(isinstance(one, JobEnded) for one in said), "all have begun before one ends"
+    for job, ended in ends(streaming, set(STEPS)).items():
+        np.testing.assert_array_equal(images(ended), alone[job])
+
+
+def test_one_that_gives_way_leaves_the_others_and_comes_back_to_them(
+    streaming: WorkerProcess, alone: dict[str, Drawn]
+) -> None:
+    begin(streaming, "a long one", LONG)
+    for job in ("a", "c"):
+        begin(streaming, job, STEPS[job])
+    running(streaming, {"a long one"})
+    streaming.send(GiveWay(job="a long one"))
+    found: dict[str, JobEnded] = {}
+    while len(found) < 2:
+        message, frames = streaming.next_of(JobEnded, JobParked)
+        if isinstance(message, JobEnded):
+            found[message.job] = streaming.unpacked(message, frames)
+    for job in ("a", "c"):
+        np.testing.assert_array_equal(images(found[job]), alone[job])
+    begin(streaming, "b", STEPS["b"])
+    streaming.send(ResumeJob(job="a long one"))
+    np.testing.assert_array_equal(images(ends(streaming, {"b"})["b"]), alone["b"])
+    streaming.send(CancelJob(job="a long one"))
+    error = streaming.end_of("a long one").error
+    assert error is not None
+    assert error.code == "cancelled"
+
+
+def test_one_that_is_cancelled_leaves_the_others_as_they_are(
+    streaming: WorkerProcess, alone: dict[str, Drawn]
+) -> None:
+    begin(streaming, "x", LONG)
+    begin(streaming, "c", STEPS["c"])
+    running(streaming, {"x"})
+    streaming.send(CancelJob(job="x"))
+    found = ends(streaming, {"x", "c"})
+    error = found["x"].error
+    assert error is not None
+    assert error.code == "cancelled"
+    np.testing.assert_array_equal(images(found["c"]), alone["c"])
+
+
+def test_all_that_give_way_leave_the_device_to_a_job_on_another_model(
+    streaming: WorkerProcess, alone: dict[str, Drawn], reference: Drawn
+) -> None:
+    for job in ("x", "y"):
+        begin(streaming, job, LONG)
+    running(streaming, {"x", "y"})
+    for job in ("x", "y"):
+        streaming.send(GiveWay(job=job))
+    for _ in range(2):
+        streaming.next_of(JobParked)
+    ended = streaming.run("between", "tiny", 3, **CALL)
+    assert ended.outcome is not None
+    for job in ("x", "y"):
+        streaming.send(CancelJob(job=job))
+    ends(streaming, {"x", "y"})
+    begin(streaming, "d", STEPS["d"])
+    np.testing.assert_array_equal(images(streaming.end_of("d")), alone["d"])
