@@ -13,6 +13,9 @@
 - `kills`: eight clients draw without a pause, while worker or daemon is killed with SIGKILL at a
   random moment, 200 times (20 with --quick). Every accepted job has to be delivered once, with the
   pixels that it has undisturbed: `jobs_accepted`, `jobs_lost`, `jobs_duplicated`, `jobs_wrong`.
+- `sweeps`: eight clients draw on one model whose weights are streamed from disk, with shared sweeps
+  and without: jobs a minute, `sweep_speedup` (at least 4 is the aim), `sweep_identical` whether the
+  pictures are the same; and the engine alone on a simulated link.
 - `cancels`: 1,000 jobs (100 with --quick) are cancelled at random points: what the worker holds
   more than before, and whether the next picture is right.
 
@@ -35,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.cancel_rounds import cancel_rounds
 from bench.fairness import alternate, in_order_of_arrival, settings, share, started
 from bench.kill_rounds import KillRounds, Load, RestartedDaemon
+from bench.sweeps import simulated_figures, sweep_figures
 
 COMMAND = [sys.executable, "-m", "offloadd"]
 PROMPT = "a red circle on a white background"
@@ -118,6 +122,11 @@ def kills(options: argparse.Namespace) -> Figures:
     return {**counts.figures(), "kill_rounds": rounds, "jobs_hanging": len(counts.errors)}
 
 
+def sweeps(options: argparse.Namespace) -> Figures:
+    """Eight clients share what one model streams, or do not."""
+    return sweep_figures(1 if options.quick else 3) | simulated_figures()
+
+
 def cancels(options: argparse.Namespace) -> Figures:
     """Cancel jobs at random points."""
     with tempfile.TemporaryDirectory(prefix="sharing-") as folder:
@@ -137,13 +146,14 @@ PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
     "turns": turns,
     "alternate": alternating,
     "kills": kills,
+    "sweeps": sweeps,
     "cancels": cancels,
 }
 
 
 def _is_wrong(figures: Figures) -> bool:
     bad = ("jobs_lost", "jobs_duplicated", "jobs_wrong", "jobs_hanging", "cancel_hanging")
-    right = ("long_job_identical", "cancel_next_is_right")
+    right = ("long_job_identical", "cancel_next_is_right", "sweep_identical")
     return any(figures.get(key, 0) for key in bad) or not all(figures.get(key, 1) for key in right)
 
 

@@ -1,29 +1,38 @@
-"""Eight clients on one model whose weights come from disk: with shared sweeps against without.
+"""Eight clients on one model whose weights are streamed: with shared sweeps against without.
 
-Used by `bench/sharing.py`. The denoiser is about half a gigabyte and draws few tokens, so that a
-step takes as long as its weights take to come. Both daemons draw the same jobs; the pictures have
-to be the same.
+Used by `bench/sharing.py`. On a CPU whole daemons draw the same jobs with a denoiser of 0.75 GB
+that rests on disk, for few tokens, so that a step takes as long as its weights take to come; the
+pictures have to be the same. On a simulated link the engine does so in virtual time, with blocks
+that compute for a thirty-second part of what they take to come.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
 from bench.kill_rounds import RestartedDaemon
+from bench.simulated_link import KIB, LINK, Block, MemorySource, Model
 
 from offloadd.hosting.sources import source_directory
+from offloadd.offload.accelerator.simulated import SimulatedAccelerator
+from offloadd.offload.allowances import Allowance
+from offloadd.offload.engine import Engine
+from offloadd.offload.groups import GroupOptions, group_module
 
 CLIENTS = 8
+GROUPS = 24
 STEPS = 6
 PROMPT = "a red circle on a white background"
 WAIT_S = 900.0
@@ -54,6 +63,49 @@ def sweep_figures(jobs_per_client: int) -> dict[str, Any]:
         "sweep_identical": int(alone.pixels == together.pixels),
         "sweep_jobs": len(together.pixels),
     }
+
+
+def simulated_figures() -> dict[str, Any]:
+    """The engine on a simulated link: eight members, a ring of two groups, nothing resident."""
+    sizes = (256 * KIB,) * GROUPS
+    alone_s, alone = _on_a_link(sizes, together=False)
+    together_s, drawn = _on_a_link(sizes, together=True)
+    return {
+        "sweep_speedup_simulated_link": round(alone_s / together_s, 2),
+        "sweep_identical_simulated_link": int(all(map(torch.equal, alone, drawn))),
+    }
+
+
+def _on_a_link(sizes: tuple[int, ...], *, together: bool) -> tuple[float, list[torch.Tensor]]:
+    """Virtual seconds for all members' steps, and what each has computed."""
+    device = SimulatedAccelerator(1 << 30, LINK, random.Random(1))
+    compute_s = sizes[0] / LINK.bandwidth_bytes_per_s / 32
+    model = Model([Block(size, compute_s, device) for size in sizes])
+    grouping = group_module(model, GroupOptions(small_limit_bytes=0))
+    source = MemorySource(model, grouping.layout)
+    engine = Engine(device, 1 << 29)
+    allowance = Allowance(grouping.kept_bytes + 2 * sizes[0])
+    engine.attach("m", model, source, GroupOptions(small_limit_bytes=0), allowance=allowance)
+
+    def work(member: int) -> torch.Tensor:
+        x = torch.full((1 + member,), float(member))
+        with torch.no_grad():
+            for _ in range(STEPS + member % 2):
+                x = model(x)
+        return x
+
+    work(0)
+    began_s = device.compute_s
+    if together:
+        room = engine.sweep("m")
+        futures = [room.join(str(member), partial(work, member)) for member in range(CLIENTS)]
+        room.run()
+        drawn = [future.result() for future in futures]
+    else:
+        drawn = [work(member) for member in range(CLIENTS)]
+    took_s = device.compute_s - began_s
+    engine.close()
+    return took_s, drawn
 
 
 def wide_model(directory: Path) -> Path:
