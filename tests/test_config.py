@@ -207,3 +207,17 @@ def test_a_source_may_name_a_model_in_the_hub_cache() -> None:
     assert checked_source("owner/Some-Model_1.5", "m") == "owner/Some-Model_1.5"
     with pytest.raises(InvalidRequest, match="neither an absolute path"):
         checked_source("a/b/c", "m")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device_budget": "lots"}, r"model 'm': device_budget: .*lots"),
+        ({"offload": "bogus"}, r"offload is 'bogus', .*the modes are auto, none, stream"),
+        ({"offload": {"mode": "streem"}}, r"offload is 'streem', .*did you mean 'stream'"),
+        ({"components": {"vae": "bogus"}}, r"components.vae is 'bogus', which is no mode"),
+    ],
+)
+def test_a_models_setting_that_is_none_is_named(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        model_spec("m", "/m", options)

@@ -37,7 +37,7 @@ _names = itertools.count()
 
 # Asked for before each receive: an attempt that fails costs ten times as much, and so do pyzmq's
 # own constants, which make an enumeration's member of each answer.
-_PENDING, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+_PENDING, _READABLE, _WRITABLE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 _MORE, _NOBLOCK = int(zmq.RCVMORE), int(zmq.NOBLOCK)
 
 
@@ -49,6 +49,7 @@ class Channel:
         self.suspicion: str | None = None
         """What may be wrong with a connection that the other end breaks off without a word."""
         self._session = session
+        self._is_torn = False
         context = zmq.Context.instance()
         self._socket: Any = context.socket(zmq.DEALER)
         self._monitor: Any = context.socket(zmq.PAIR)
@@ -95,25 +96,30 @@ class Channel:
     def pump(self, now: float) -> bool:
         """Move all that can move now; returns whether anything arrived.
 
-        Using a ZeroMQ socket takes its edge-triggered signal away, so the end is reached only when
-        a whole round moved nothing.
+        Using a ZeroMQ socket takes its edge-triggered signal away, so whatever was tried with it,
+        the last thing is to look whether something has come. And not more often: a look costs more
+        than a microsecond, and a small job is to cost a client few of them.
         """
-        arrived = False
+        arrived = self._hear_of_connections(now)
         while True:
-            received = self._hear_of_connections(now) | self._receive_all(now)
-            arrived |= received
+            arrived |= self._receive_all(now)
             self._session.tick(now)
-            if not self._send_all() and not received:
+            if not (self._session.outbox and self._session.connected):
                 return arrived
+            if not self._send_all():
+                return arrived | self._receive_all(now)
 
-    def poll(self, wake_fd: int, timeout_s: float | None) -> None:
-        """Block until `pump` may have work, `wake_fd` is readable, or the time is over."""
-        wanted = zmq.POLLIN | (zmq.POLLOUT if self._session.outbox else 0)
+    def poll(self, wake_fd: int, timeout_s: float | None) -> bool:
+        """Block until `pump` may have work, `wake_fd` is readable, or the time is over.
+
+        Returns whether `wake_fd` is.
+        """
+        wanted = _READABLE | (_WRITABLE if self._session.outbox else 0)
         timeout_ms = -1 if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
-        zmq.zmq_poll(
-            [(self._socket, wanted), (self._monitor, zmq.POLLIN), (wake_fd, zmq.POLLIN)],
-            timeout_ms,
+        ready = zmq.zmq_poll(
+            [(self._socket, wanted), (self._monitor, _READABLE), (wake_fd, _READABLE)], timeout_ms
         )
+        return any(which == wake_fd for which, _ in ready)
 
     def close(self) -> None:
         """Give the sockets back; what was sent has `LINGER_MS` to leave."""
@@ -154,14 +160,17 @@ class Channel:
 
     def _receive_all(self, now: float) -> bool:
         received = False
-        # An interrupt may have struck between two parts; the rest of that message is useless.
-        while self._socket.getsockopt(_MORE):
-            self._socket.recv(_NOBLOCK)
+        if self._is_torn:
+            # An interrupt has struck between two parts; the rest of that message is useless.
+            while self._socket.getsockopt(_MORE):
+                self._socket.recv(_NOBLOCK)
+            self._is_torn = False
         while self._socket.getsockopt(_PENDING) & _READABLE:
-            received = True
+            received = self._is_torn = True
             frames = [self._socket.recv(_NOBLOCK)]
             while self._socket.getsockopt(_MORE):
                 frames.append(self._socket.recv(_NOBLOCK, copy=False).buffer)
+            self._is_torn = False
             self._session.receive(frames, now)
         return received
 
@@ -170,7 +179,10 @@ class Channel:
         outbox = self._session.outbox
         while outbox and self._session.connected:
             try:
-                self._socket.send_multipart(outbox[0], zmq.NOBLOCK, copy=_is_small(outbox[0]))
+                if len(outbox[0]) == 1:
+                    self._socket.send(outbox[0][0], _NOBLOCK)
+                else:
+                    self._socket.send_multipart(outbox[0], _NOBLOCK, copy=_is_small(outbox[0]))
             except zmq.Again:
                 return sent
             outbox.popleft()

@@ -92,14 +92,14 @@ class Pump:
         channel = self._core.channel
         self._led = True
         try:
-            if channel.pump(time.monotonic()):
-                return
+            is_woken = True
             self._changed.release()
             try:
-                channel.poll(self._wake_fd, timeout_s)
+                is_woken = channel.poll(self._wake_fd, timeout_s)
             finally:
                 self._changed.acquire()
-            self._drain_wake()
+                if is_woken:
+                    self._drain_wake()
             channel.pump(time.monotonic())
         except BaseException:
             # An interrupt may have swallowed a message: after a new hello all that is open is

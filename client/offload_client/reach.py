@@ -9,10 +9,13 @@ import errno
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 from offload_protocol.endpoints import EndpointChoice, ipc_path
 from offload_protocol.errors import Unreachable
+
+RETRY_S = 0.02
 
 START_HINT = "start it with `offloadd`, or name another endpoint with OFFLOADD_ENDPOINT"
 
@@ -20,12 +23,13 @@ START_HINT = "start it with `offloadd`, or name another endpoint with OFFLOADD_E
 def obstacle(endpoint: str, timeout_s: float) -> str | None:
     """What stands between this process and a listening socket, or None if nothing does.
 
-    Waits up to `timeout_s` for a tcp host; an ipc socket answers at once.
+    Waits up to `timeout_s` for a tcp host, or for an ipc socket whose queue of callers is full; any
+    other one answers at once.
     """
     path = ipc_path(endpoint)
     try:
         if path is not None:
-            _try_unix(path)
+            _try_unix(path, timeout_s)
         else:
             _try_tcp(endpoint, timeout_s)
     except OSError as error:
@@ -49,12 +53,21 @@ def unreachable(choice: EndpointChoice, reason: str, timeout_s: float) -> Unreac
     )
 
 
-def _try_unix(path: Path) -> None:
+def _try_unix(path: Path, timeout_s: float) -> None:
     if not stat.S_ISSOCK(path.stat().st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        probe.connect(os.fspath(path))
+        give_up_at = time.monotonic() + timeout_s
+        while True:
+            try:
+                probe.connect(os.fspath(path))
+                return
+            except BlockingIOError:
+                # Its queue of callers is full: a busy daemon takes them in a moment.
+                if time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(RETRY_S)
 
 
 def _try_tcp(endpoint: str, timeout_s: float) -> None:

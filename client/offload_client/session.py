@@ -216,7 +216,14 @@ class Session(Watched):
 
     def take(self, record: JobRecord, now: float) -> None:
         """Tell the daemon that the job's result has been handed to the program."""
-        if self.jobs.pop(record.id, None) is not None:
+        if self.jobs.pop(record.id, None) is None:
+            return
+        if self.ready:
+            # Without an answer: if this is lost, the daemon keeps the result until its time is up.
+            self._last_rid += 1
+            taken = Taken(rid=self._last_rid, job=record.id, quiet=True)
+            self.outbox.append([encode(taken)])
+        else:
             self.call(lambda rid: Taken(rid=rid, job=record.id), now)
 
     # --- answers --------------------------------------------------------------------------------

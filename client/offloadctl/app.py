@@ -18,6 +18,7 @@ for command in (
     hosting.pin,
     hosting.unpin,
     drawing.generate,
+    drawing.fetch,
     drawing.cancel,
     hosting.drain,
     keys.keygen,

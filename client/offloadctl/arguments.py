@@ -83,8 +83,13 @@ def pipeline_arguments(
     return arguments | shorthands
 
 
-def parse_timeout(text: str | None) -> float | None:
-    """Seconds from `90s` or `5m`; raises `BadParameter`."""
+def parse_keep_alive(text: str | None) -> float | None:
+    """Seconds from `5m`, `0` or `forever`, the last as -1; raises `BadParameter`."""
+    return -1.0 if text == "forever" else parse_duration(text, "--keep-alive")
+
+
+def parse_duration(text: str | None, option: str) -> float | None:
+    """Seconds from `90s` or `5m`; raises `BadParameter` that names the option."""
     if text is None:
         return None
     from offload_protocol.errors import InvalidRequest
@@ -93,7 +98,7 @@ def parse_timeout(text: str | None) -> float | None:
     try:
         return parse_duration_s(text)
     except InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--timeout") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def check_output(file: str, *, as_json: bool, stdout_is_terminal: bool) -> None:

@@ -1,24 +1,32 @@
-"""Commands about one job: draw, and cancel."""
+"""Commands about one job: draw, fetch and cancel."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offloadctl.common import EndpointOption, JsonOption, common_options, daemon
+from offloadctl.common import Common, EndpointOption, JsonOption, common_options, daemon
+
+if TYPE_CHECKING:
+    from offload_client import Result
+
+OutputOption = Annotated[
+    str | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Picture to write; - is standard output."),
+]
+TimeoutOption = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="How long to wait, such as 90s.")
+]
 
 
 def generate(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hosted model's name.")],
-    file: Annotated[
-        str,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Picture to write; - is standard output."
-        ),
-    ],
+    file: OutputOption = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What to draw.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed, the same picture.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of denoising steps.")] = None,
@@ -30,40 +38,106 @@ def generate(
         ),
     ] = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Cancel after this time, such as 90s.")
+    timeout: TimeoutOption = None,
+    keep_alive: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long the model stays in memory afterwards: 5m, 0 or forever.",
+        ),
     ] = None,
+    detached: Annotated[
+        bool, typer.Option("--detached", help="Only queue it, and print its id for `fetch`.")
+    ] = False,
     endpoint: EndpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw a picture and write it to a file; Ctrl-C cancels the job."""
+    """Draw a picture and write it to a file; Ctrl-C cancels the job, unless it is detached."""
     from offload_client import Client
     from offloadctl import arguments as reading
-    from offloadctl import output
-    from offloadctl.pictures import write_pictures
     from offloadctl.progress import progress_bar
 
     common = common_options(ctx, endpoint, as_json)
-    named = reading.pipeline_arguments(arguments or (), steps, size, Client.generate)
-    timeout_s = reading.parse_timeout(timeout)
+    options = {
+        "seed": seed,
+        "timeout_s": reading.parse_duration(timeout, "--timeout"),
+        "priority": priority,
+        "keep_alive_s": reading.parse_keep_alive(keep_alive),
+        **reading.pipeline_arguments(arguments or (), steps, size, Client.generate),
+    }
+    if detached:
+        if file is not None:
+            raise typer.BadParameter("a detached job writes no file, `fetch` does", param_hint="-o")
+        _queue(common, model, prompt, options)
+        return
+    target = _checked_output(common, file)
+    with daemon(common) as client, _saying_option(), progress_bar() as on_progress:
+        result = client.generate(model, prompt, on_progress=on_progress, **options)
+    _write(common, result, target)
+
+
+def fetch(
+    ctx: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `jobs` shows it.")],
+    file: OutputOption = None,
+    timeout: TimeoutOption = None,
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait for a job that was queued before, and write its picture to a file."""
+    from offloadctl import arguments as reading
+
+    common = common_options(ctx, endpoint, as_json)
+    timeout_s = reading.parse_duration(timeout, "--timeout")
+    target = _checked_output(common, file)
+    with daemon(common) as client, _saying_option():
+        result = client.job(job).result(timeout_s)
+    _write(common, result, target)
+
+
+def _queue(common: Common, model: str, prompt: str | None, options: dict[str, Any]) -> None:
+    from offloadctl import output
+
+    with daemon(common) as client, _saying_option():
+        job = client.submit(model, prompt, detached=True, **options)
+        state = job.state
+    if common.as_json:
+        output.print_json({"job": job.id, "state": state})
+    else:
+        output.print_line(job.id)
+
+
+def _checked_output(common: Common, file: str | None) -> str:
+    from offloadctl import arguments as reading
+
+    if file is None:
+        raise typer.BadParameter("say where to write the picture", param_hint="-o")
     reading.check_output(file, as_json=common.as_json, stdout_is_terminal=sys.stdout.isatty())
-    with daemon(common) as client:
-        with progress_bar() as on_progress:
-            result = client.generate(
-                model,
-                prompt,
-                seed=seed,
-                on_progress=on_progress,
-                timeout_s=timeout_s,
-                priority=priority,
-                **named,
-            )
-        files = write_pictures(result.images, file)
+    return file
+
+
+def _write(common: Common, result: Result, file: str) -> None:
+    from offloadctl import output
+    from offloadctl.pictures import write_pictures
+
+    files = write_pictures(result.images, file)
     if common.as_json:
         output.print_json(output.result_data(result, files))
     else:
         # Standard output may carry the picture, so words go to standard error.
         sys.stderr.write(output.result_line(result, files) + "\n")
+
+
+@contextmanager
+def _saying_option() -> Iterator[None]:
+    """Name the option where the client's error names its argument."""
+    from offload_protocol.errors import TimedOut
+
+    try:
+        yield
+    except TimedOut as error:
+        hint = error.hint.replace("timeout_s", "--timeout")
+        raise TimedOut(error.message, hint=hint, details=error.details) from None
 
 
 def cancel(
@@ -76,9 +150,11 @@ def cancel(
     common = common_options(ctx, endpoint, as_json)
     with daemon(common) as client:
         state = client.cancel(job)
+    from offload_protocol.messages import FINAL_STATES
     from offloadctl import output
 
     if common.as_json:
         output.print_json({"job": job, "state": state})
     else:
-        output.print_line(f"{job} {state}")
+        ended = state in FINAL_STATES
+        output.print_line(f"{job} {state}" if ended else f"{job} is being stopped")

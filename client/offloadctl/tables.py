@@ -50,7 +50,7 @@ def models_table(models: Iterable[ModelInfo]) -> Table:
     rows = [
         (
             model.name,
-            model.state if model.error is None else f"{model.state}: {model.error.message}",
+            model.state if model.error is None else f"{model.state} ({model.error.code})",
             model.pipeline,
             model.dtype,
             model.offload,
@@ -201,7 +201,9 @@ def _stats_models_table(models: Iterable[Mapping[str, Any]]) -> Table:
 
 def _counts_table(title: str, counts: Mapping[str, Any]) -> Table:
     return Table(
-        title, tuple(f">{_name(key).upper()}" for key in counts), [_cells(counts)] if counts else []
+        title,
+        tuple(f">{_name(key, counts).upper()}" for key in counts),
+        [_cells(counts)] if counts else [],
     )
 
 
@@ -230,11 +232,17 @@ def _cell(key: str, value: Any) -> str:
     return str(value)
 
 
-def _name(key: str) -> str:
-    """The words of a key without its unit, which the value shows."""
+def _name(key: str, others: Iterable[str] = ()) -> str:
+    """The words of a key without its unit, which the value shows; unless another has the same."""
+    short = _short(key)
+    same = sum(_short(other) == short for other in others)
+    return (key if same > 1 else short).replace("_", " ")
+
+
+def _short(key: str) -> str:
     for ending in ("_total", "_bytes", "_s"):
         key = key.removesuffix(ending)
-    return key.replace("_", " ")
+    return key
 
 
 def _place(job: JobInfo) -> str:

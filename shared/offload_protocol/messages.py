@@ -72,9 +72,13 @@ class Fetch(Request, frozen=True):
 
 
 class Taken(Request, frozen=True):
-    """Says that the job's result has arrived, so that the daemon may forget it."""
+    """Says that the job's result has arrived, so that the daemon may forget it.
+
+    With `quiet` there is no answer, whatever comes of it.
+    """
 
     job: str
+    quiet: bool = False
 
 
 class Cancel(Request, frozen=True):

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,20 @@ def test_a_socket_left_behind_by_an_ended_daemon_is_named(socket_path: Path) -> 
 def test_a_listener_that_takes_no_more_connections_is_named(socket_path: Path) -> None:
     with listener(socket_path, backlog=0), socket.socket(socket.AF_UNIX) as first:
         first.connect(os.fspath(socket_path))
-        assert "stopped or overloaded" in (obstacle(f"ipc://{socket_path}", 1) or "")
+        assert "stopped or overloaded" in (obstacle(f"ipc://{socket_path}", 0.1) or "")
+
+
+def test_a_full_queue_of_callers_is_waited_out(socket_path: Path) -> None:
+    with (
+        listener(socket_path, backlog=0) as listening,
+        socket.socket(socket.AF_UNIX) as first,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first.connect(os.fspath(socket_path))
+        found = pool.submit(obstacle, f"ipc://{socket_path}", 20)
+        assert not wait_for([found], timeout=0.2).done
+        listening.accept()[0].close()
+        assert found.result(20) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,19 +29,37 @@ from offloadd.control.journal.journal import DATABASE, FRAMES, Accepted, Journal
 BODY = codec.encode(Finished(job="a", state="done", outcome=Outcome(outputs={}, seeds=[1])))
 
 
+class ManualLoop:
+    """Calls when it is let; time passes at once."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
+        self.calls.put(lambda: call(*args))
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, call: Callable[..., object], *args: Any) -> None:
+        self.calls.put(lambda: call(*args))
+
+    def run_one(self) -> None:
+        self.calls.get(timeout=20)()
+
+
 class Opened:
     """A journal and what it said, told in this thread."""
 
     def __init__(self, directory: Path, sync: Sync = "normal") -> None:
-        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.journal, self.recovered = Journal.open(directory, sync, self.calls.put)
+        self.loop = ManualLoop()
+        self.journal, self.recovered = Journal.open(directory, sync, self.loop)
 
     def told(self, write: Callable[[Callable[[StorageFailed | None], None]], object]) -> object:
         """What a write is told when it is done."""
         answers: list[StorageFailed | None] = []
         write(answers.append)
         while not answers:
-            self.calls.get(timeout=20)()
+            self.loop.run_one()
         return answers[0]
 
     def accept(self, job: str, *frames: bytes) -> int:
@@ -212,8 +231,9 @@ def test_a_journal_of_a_newer_daemon_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_daemons_cannot_share_a_journal(opened: Opened, tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match="another daemon uses the journal"):
+    with pytest.raises(StorageFailed, match=f"process {os.getpid()}, uses the journal") as caught:
         Opened(tmp_path)
+    assert caught.value.details["pid"] == os.getpid()
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -243,6 +263,7 @@ def test_files_that_no_row_names_are_removed(tmp_path: Path) -> None:
 FULL_DISK = """
 import sys, resource, signal
 from pathlib import Path
+from typing import Any
 sys.path[:0] = sys.argv[2:]
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from control.test_journal import Opened
@@ -285,6 +306,7 @@ def test_a_full_disk_refuses_what_is_too_large_and_keeps_the_rest(tmp_path: Path
 WRITER = """
 import sys
 from pathlib import Path
+from typing import Any
 sys.path[:0] = sys.argv[3:]
 from control.test_journal import Opened
 one = Opened(Path(sys.argv[1]))

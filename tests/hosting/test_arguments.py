@@ -19,8 +19,13 @@ from offloadd.hosting.signatures import Parameter
 
 
 def parameter(name: str, kinds: tuple[str, ...] = (), **flags: bool) -> Parameter:
-    defaults = {"required": False, "wants_tensor": False, "wants_tuple": False}
-    return Parameter(name, kinds, **{**defaults, **flags})
+    return Parameter(
+        name,
+        kinds,
+        required=flags.get("required", False),
+        wants_tensor=flags.get("wants_tensor", False),
+        wants_tuple=flags.get("wants_tuple", False),
+    )
 
 
 PARAMETERS = {

@@ -67,6 +67,32 @@ def test_kinds_follow_the_annotation(
     assert parameters[name].kinds == kinds
 
 
+@pytest.mark.parametrize(
+    ("annotation", "items"),
+    [
+        (str | list[str], ("str",)),
+        (list[float] | None, ("float", "int")),
+        (tuple[int, int], ("int",)),
+        (tuple[int, ...], ("int",)),
+        (list[str | None], ("str", "none")),
+        (list, ()),
+        (list[str] | list, ()),
+        (list[list[int]], ()),
+        (list[PIL.Image.Image], ()),
+        (list[Any], ()),
+        (str, ()),
+    ],
+)
+def test_items_of_lists_have_kinds_where_they_are_plain(
+    annotation: Any, items: tuple[str, ...]
+) -> None:
+    class Listing:
+        def __call__(self, value: Any = None) -> None: ...
+
+    Listing.__call__.__annotations__["value"] = annotation
+    assert call_parameters(Listing)["value"].items == items
+
+
 def test_only_what_has_no_default_is_required(parameters: dict[str, Parameter]) -> None:
     assert [one.name for one in parameters.values() if one.required] == ["prompt"]
 

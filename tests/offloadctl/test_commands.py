@@ -194,6 +194,69 @@ def test_each_command_shows_its_answer_and_as_json(
     assert isinstance(json.loads(as_json.stdout), dict)
 
 
+def test_a_detached_job_is_queued_and_fetched_later(start: Start, tmp_path: Path) -> None:
+    peer = start()
+    done = ctl(peer.endpoint, *DRAW, "--detached", "--keep-alive", "5m")
+    assert done.returncode == 0, done.stderr
+    submit = next(request for request in peer.heard if isinstance(request, Submit))
+    assert (submit.detached, submit.keep_alive_s) == (True, 300.0)
+    job = done.stdout.decode().strip()
+    assert job == submit.job
+    assert peer.count("cancel") == 0
+
+    def ended(caller: Caller, request: Any) -> None:
+        caller.reply(request, info_of(request, "done"))
+        caller.send(*finished(request.job))
+
+    peer.answers["fetch"] = ended
+    fetched = ctl(peer.endpoint, "fetch", job, "-o", str(tmp_path / "red.png"))
+    assert fetched.returncode == 0, fetched.stderr
+    with Image.open(tmp_path / "red.png") as image:
+        assert image.getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((*DRAW,), "say where to write the picture"),
+        ((*DRAW, "--detached", "-o", "a.png"), "a detached job writes no file"),
+        ((*DRAW, "-o", "a.png", "--keep-alive", "soon"), "--keep-alive"),
+        (("fetch", "j"), "say where to write the picture"),
+    ],
+)
+def test_wrong_words_about_a_job_are_said_before_it_runs(
+    start: Start, words: tuple[str, ...], says: str
+) -> None:
+    peer = start()
+    done = ctl(peer.endpoint, *words)
+    assert done.returncode == 2
+    # The box around an error breaks lines.
+    assert says.split()[-1] in done.stderr.decode()
+    assert peer.heard == []
+
+
+def test_forever_keeps_a_model(start: Start, tmp_path: Path) -> None:
+    peer = start()
+    ctl(peer.endpoint, *DRAW, "-o", str(tmp_path / "a.png"), "--keep-alive", "forever")
+    (submit,) = (request for request in peer.heard if isinstance(request, Submit))
+    assert submit.keep_alive_s == -1.0
+
+
+def test_a_job_over_its_timeout_is_told_of_the_option(start: Start, tmp_path: Path) -> None:
+    peer = start(submit=hold)
+    done = ctl(peer.endpoint, *DRAW, "-o", str(tmp_path / "a.png"), "--timeout", "0.3s")
+    assert done.returncode == 1
+    assert b"--timeout" in done.stderr or b"stopped or overloaded" in done.stderr
+    assert b"timeout_s" not in done.stderr
+
+
+def test_a_job_that_runs_is_said_to_be_stopping(start: Start) -> None:
+    running = start(
+        cancel=lambda caller, request: caller.reply(request, info_of(request, "running"))
+    )
+    assert ctl(running.endpoint, "cancel", "j").stdout == b"j is being stopped\n"
+
+
 def test_load_sends_its_options_and_an_absolute_path(start: Start, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     peer = start()

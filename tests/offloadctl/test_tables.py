@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from offload_client import ComponentInfo, JobInfo, ModelInfo, Progress
 from offload_protocol.errors import UnknownJob
+from offload_protocol.messages import ErrorInfo
 from offloadctl.arguments import parse_pairs, parse_picture_size, pipeline_arguments
 from offloadctl.output import Table, plain_text, print_error, print_json, print_line
 from offloadctl.pictures import file_names
 from offloadctl.progress import description
-from offloadctl.tables import jobs_table, models_tables, ps_tables, stats_tables
+from offloadctl.tables import jobs_table, models_table, models_tables, ps_tables, stats_tables
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,18 @@ def test_stats_show_sizes_and_times_for_people_and_survive_missing_keys() -> Non
     assert tables["workers"].rows[1] == ["cuda:0", "-"]
     assert tables["jobs"].rows == []
     assert stats_tables({})[0].rows == []
+
+
+def test_two_counts_do_not_get_one_heading() -> None:
+    counts = {"results_kept": 1, "results_kept_bytes": 2, "completed_total": 3}
+    tables = {table.title: table for table in stats_tables({"jobs": counts})}
+    assert tables["jobs"].headings == (">RESULTS KEPT", ">RESULTS KEPT BYTES", ">COMPLETED")
+
+
+def test_a_failed_load_takes_a_word_of_its_column() -> None:
+    error = ErrorInfo(code="model_load_failed", message="a long story " * 20)
+    table = models_table([ModelInfo(name="m", state="failed", error=error)])
+    assert table.rows[0][1] == "failed (model_load_failed)"
 
 
 def test_progress_is_told_in_words() -> None:

@@ -7,10 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -22,42 +20,18 @@ import zmq
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from system.daemons import Daemon, running_daemon
+from system.hostile import REQUEST, Stranger, random_frames, served_meanwhile
 
 from offload_client import Client
 from offload_protocol import codec
-from offload_protocol.errors import OffloadError, ProtocolMismatch, TimedOut
-from offload_protocol.messages import PROTOCOL_VERSION, REQUESTS, Error, Hello, Submit
+from offload_protocol.errors import ProtocolMismatch, TimedOut
+from offload_protocol.messages import PROTOCOL_VERSION, Error, Hello, Submit
 
 pytestmark = pytest.mark.system
 
 FRAMES = 2_000
 GROWTH_BYTES = 32 << 20
-SLOWEST_PING_S = 5.0
 NOOP = '[[models]]\nname = "noop"\nsource = "builtin:noop"\n'
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=50)
-    | st.binary(max_size=50),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=12,
-)
-FIELDS = sorted({name for kind in REQUESTS.values() for name in kind.__struct_fields__})
-REFERENCES = st.fixed_dictionaries(
-    {"$array": PLAIN, "dtype": st.sampled_from(["uint8", "float64", "none"]), "shape": PLAIN}
-)
-REQUEST = st.builds(
-    lambda op, rid, fields: {"op": op, "rid": rid, **fields},
-    # `drain` and the models are an administrator's, which this user is, to change for everybody.
-    st.sampled_from(sorted(set(REQUESTS) - {"drain", "load", "unload", "pin"})) | st.text(),
-    st.integers(0, 2**32) | PLAIN,
-    st.dictionaries(
-        st.sampled_from([name for name in FIELDS if name != "rid"]), PLAIN | REFERENCES, max_size=6
-    ),
-)
 
 
 @pytest.fixture(scope="module")
@@ -66,51 +40,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         with daemon.client() as client:
             client.load("noop", timeout_s=90)
         yield daemon
-
-
-class Stranger:
-    """A DEALER that says anything, and reads what it is answered so that it is not held back."""
-
-    def __init__(self, endpoint: str, *, greets: bool) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._socket: Any = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.connect(endpoint)
-        if greets:
-            self.say(codec.encode(Hello(rid=0, version=PROTOCOL_VERSION, session="stranger")))
-
-    def say(self, *frames: bytes) -> None:
-        self._socket.send_multipart(frames)
-        while self._socket.poll(0):
-            self._socket.recv_multipart()
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-@contextmanager
-def served_meanwhile(daemon: Daemon) -> Iterator[None]:
-    """A good client pings and draws all the time, and each of its calls has to be answered."""
-    over, failures, longest_s = threading.Event(), [], [0.0]
-
-    def serve() -> None:
-        try:
-            with daemon.client(timeout_s=30) as client:
-                while not over.is_set():
-                    longest_s[0] = max(longest_s[0], client.ping())
-                    client.generate("noop")
-        except OffloadError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-    assert not failures
-    assert longest_s[0] < SLOWEST_PING_S
 
 
 def rss_bytes(daemon: Daemon) -> int:
@@ -135,7 +64,7 @@ def test_case_36_requests_of_any_shape_are_answered_and_leave_nothing_behind(
         stranger.say(msgspec.msgpack.encode(request), *frames)
 
     before = rss_bytes(daemon)
-    with served_meanwhile(daemon):
+    with served_meanwhile(daemon.endpoint):
         say()
     stranger.close()
     assert next(sent) == FRAMES // 4
@@ -147,10 +76,9 @@ def test_case_36_random_bytes_are_survived_and_counted(daemon: Daemon) -> None:
     chance = random.Random(36)
     strangers = [Stranger(daemon.endpoint, greets=greets) for greets in (True, False)]
     before = rss_bytes(daemon)
-    with served_meanwhile(daemon):
+    with served_meanwhile(daemon.endpoint):
         for _ in range(FRAMES):
-            parts = [chance.randbytes(chance.choice((0, 1, 9, 200, 5000))) for _ in range(3)]
-            chance.choice(strangers).say(*parts[: chance.randint(1, 3)])
+            chance.choice(strangers).say(*random_frames(chance))
     for stranger in strangers:
         stranger.close()
     with daemon.client() as client:
@@ -220,7 +148,7 @@ def test_case_33_a_client_that_dies_or_stands_still_disturbs_nobody(
             assert victim.stdout is not None
             assert victim.stdout.readline() == b"submitted\n"
             victim.send_signal(number)
-        with served_meanwhile(daemon):
+        with served_meanwhile(daemon.endpoint):
             time.sleep(1.0)
         with daemon.client() as client:
             # Another process of the same user comes for the result.

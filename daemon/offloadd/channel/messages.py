@@ -110,6 +110,8 @@ class ParameterInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kinds: list[str] = []
     required: bool = False
+    items: list[str] = []
+    """Kinds of a list's items, where they are all plain; empty where they may be others."""
 
 
 class ModelDescribed(FromWorker, frozen=True):

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -139,6 +141,7 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
             hint="leave it out; device_budget bounds what the model takes of the device",
         )
     data = dict(options, name=name, source=source)
+    _check_modes(name, data)
     if "keep_alive" in data:
         data["keep_alive"] = keep_alive_s(data["keep_alive"])
     if isinstance(data.get("device_budget"), int):
@@ -162,7 +165,12 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
             hint="leave one of them out: the task chooses the pipeline",
         )
     if spec.device_budget is not None:
-        parse_size_bytes(spec.device_budget, whole_bytes=0)
+        try:
+            parse_size_bytes(spec.device_budget, whole_bytes=0)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"model {name!r}: device_budget: {error.message}", hint=error.hint
+            ) from None
     return spec
 
 
@@ -182,6 +190,22 @@ def keep_alive_s(value: Any) -> float:
 
 def _offload_data(value: Any) -> Any:
     return {"mode": value} if isinstance(value, str) else value
+
+
+def _check_modes(name: str, data: Mapping[str, Any]) -> None:
+    of_components = data.get("components")
+    places = {"offload": data.get("offload")}
+    if isinstance(of_components, Mapping):
+        places |= {f"components.{key}": value for key, value in of_components.items()}
+    modes = get_args(OffloadMode)
+    for place, value in places.items():
+        mode = value.get("mode") if isinstance(value, Mapping) else value
+        if isinstance(mode, str) and mode not in modes:
+            near = difflib.get_close_matches(mode, modes, n=1)
+            raise InvalidRequest(
+                f"model {name!r}: {place} is {mode[:80]!r}, which is no mode",
+                hint=f"did you mean {near[0]!r}?" if near else f"the modes are {', '.join(modes)}",
+            )
 
 
 def _check_offload(name: str, place: str, offload: OffloadSpec) -> None:

@@ -81,12 +81,18 @@ def _unknown(name: str, pipeline: str, known: Sequence[str]) -> InvalidRequest:
 
 
 def _check_kind(value: Any, parameter: ParameterInfo) -> None:
+    _check_fits(value, f"argument {parameter.name!r}", parameter.kinds)
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_fits(item, f"item {index} of the argument {parameter.name!r}", parameter.items)
+
+
+def _check_fits(value: Any, what: str, kinds: Sequence[str]) -> None:
     kind = kind_of(value)
     fits = {kind, "float"} if kind == "int" else {kind}
-    if parameter.kinds and fits.isdisjoint(parameter.kinds):
+    if kinds and fits.isdisjoint(kinds):
         raise InvalidRequest(
-            f"the argument {parameter.name!r} is of kind {kind}: {_shown(value)}",
-            hint=f"it takes {' or '.join(parameter.kinds)}",
+            f"the {what} is of kind {kind}: {_shown(value)}", hint=f"it takes {' or '.join(kinds)}"
         )
 
 

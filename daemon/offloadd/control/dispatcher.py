@@ -97,15 +97,16 @@ class Dispatcher:
         retry_after_s = max(self._places.estimates.typical_s, 1.0)
         self._scheduler.add(self._ticket(job), retry_after_s)
         job.number = self._journal.new_number()
+        self.table.add(job)
+        job.position = len(self._scheduler)
+        self._places.changed()
+        # First, since the worker can begin while the journal writes.
+        self._starts.start_next()
         accepted = Accepted(
             *(job.number, owner.user, owner.client, owner.program, request),
             *(mark.digest, mark.size_bytes, job.seed, job.submitted_at),
         )
         self._journal.accept(accepted, frames, lambda error: self._written(job, error))
-        self.table.add(job)
-        job.position = len(self._scheduler)
-        self._places.changed()
-        self._starts.start_next()
         return job
 
     def restore(self, job: Job) -> None:
@@ -188,8 +189,10 @@ class Dispatcher:
         job = self.turns.get(news.job)
         if job is None:
             return
-        job.state, job.step, job.steps = news.state, news.step, news.steps
-        self._watchers.job_moved(job)
+        if (job.state, job.step, job.steps) != (news.state, news.step, news.steps):
+            job.state, job.step, job.steps = news.state, news.step, news.steps
+            if job.is_written:
+                self._watchers.job_moved(job)
         self.turns.look()
 
     def parked(self, news: JobParked) -> None:
@@ -214,7 +217,8 @@ class Dispatcher:
             return
         steps = steps_of(job.request.arguments)
         self._models.note_sharing(job.request.model, news.is_better_shared)
-        self._leave_worker(job)
+        # The worker's own time: ours holds what the loop did for others meanwhile.
+        self._leave_worker(job, news.outcome.timings.running_s if news.outcome else None)
         if news.outcome is None:
             self._finish(job, _reason(job, news))
         elif not job.is_void:
@@ -222,8 +226,8 @@ class Dispatcher:
             self._endings.complete(job, news.outcome, frames)
         self._starts.start_next()
 
-    def _leave_worker(self, job: Job) -> None:
-        self.turns.leave(job)
+    def _leave_worker(self, job: Job, worked_s: float | None = None) -> None:
+        self.turns.leave(job, worked_s)
         self._places.changed()
         if not self.turns.uses(job.request.model):
             self._models.free(job.request.model)

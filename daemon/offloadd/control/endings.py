@@ -16,7 +16,7 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import Cancelled, OffloadError, StorageFailed
-from offload_protocol.messages import Finished, Outcome
+from offload_protocol.messages import ErrorInfo, Finished, Outcome
 from offloadd.control.clocks import Clocks
 from offloadd.control.jobs import Job, JobTable
 from offloadd.control.journal.frames import Frame, FrameFile
@@ -106,11 +106,12 @@ class Endings:
         self.results.drop(job.key)
         self._tell_whether_all_ended()
 
-    def taken(self, job: Job, told: Callable[[None], None]) -> None:
+    def taken(self, job: Job, told: Callable[[None], None] | None = None) -> None:
         """A client has the result; what stays is the memory of its id. `told` is called then."""
         self.results.drop(job.key)
         # What cannot be written now is owed, and nothing that a client could do anything about.
-        self._journal.taken(job.number, self._wall_clock(), lambda _: told(None))
+        written = None if told is None else lambda _: told(None)
+        self._journal.taken(job.number, self._wall_clock(), written)
 
     def complete(self, job: Job, outcome: Outcome, frames: Sequence[Frame]) -> None:
         """The job has made something."""
@@ -145,16 +146,9 @@ class Endings:
         self.results.keep(job.key, result)
         for key in self.table.ended(job):
             self._forget(key)
-        self._write(job, result)
+        self._write(job, result, finished.error)
         self._on_ended(job)
         self._tell_whether_all_ended()
-        _log.info(
-            "job %s of user %s on %s: %s",
-            job.request.job,
-            job.owner.user,
-            job.request.model,
-            finished.error.message if finished.error else "done",
-        )
 
     def _tell_whether_all_ended(self) -> None:
         if self._waiting_for_all and not self.table.has_live():
@@ -162,12 +156,14 @@ class Endings:
             for future in waiting:
                 future.set_result(None)
 
-    def _write(self, job: Job, result: Result) -> None:
+    def _write(self, job: Job, result: Result, reason: ErrorInfo | None) -> None:
         file: FrameFile | None = None
 
         def written(error: StorageFailed | None) -> None:
             job.end_is_written = True
             self._watchers.job_finished(job)
+            # Behind the news, since a line takes as long as a small job's whole turn here.
+            _log_end(job, reason)
             if file is not None and error is None:
                 self.results.is_on_disk(job.key, file)
 
@@ -175,6 +171,7 @@ class Endings:
             *(job.number, job.request, job.state, self._wall_clock()),
             *(result.body, result.frames, written),
         )
+        self._journal.flush()
 
     def _gave_way(self, key: str, new: Result) -> None:
         job = self.table.get(key)
@@ -187,3 +184,11 @@ class Endings:
             self.table.remove(key)
             self.results.drop(key)
             self._journal.forget(job.number)
+
+
+def _log_end(job: Job, reason: ErrorInfo | None) -> None:
+    _log.info(
+        "job %s of user %s on %s: %s",
+        *(job.request.job, job.owner.user, job.request.model),
+        reason.message if reason is not None else "done",
+    )

@@ -63,7 +63,7 @@ class Front:
             rid = request.rid
             codec.check_frames(frames[1:], self._limits)
             if isinstance(request, Hello):
-                answer: Answer = self._welcome(connection, request)
+                answer: Answer | None = self._welcome(connection, request)
             else:
                 answer = self._handlers.handle(self._sessions.of(connection), request, frames[1:])
         except codec.UnreadableRequest as error:
@@ -79,7 +79,7 @@ class Front:
             elif isinstance(answer, OnceWritten):
                 settle = partial(self._answer_written, connection, request.rid, answer.result)
                 answer.subscribe(settle)
-            else:
+            elif answer is not None:
                 self._reply(connection, request.rid, answer)
 
     def on_disconnected(self, connection: Connection) -> None:

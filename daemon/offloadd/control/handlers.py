@@ -92,7 +92,7 @@ class Handlers:
         self._forecasts = forecasts
         self._refusal: OffloadError | None = None
         self.is_draining = False
-        self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer]] = {
+        self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer | None]] = {
             Ping: self._ping,
             Submit: self._submit,
             Fetch: self._fetch,
@@ -109,8 +109,11 @@ class Handlers:
             Drain: self._drain,
         }
 
-    def handle(self, session: Session, request: Request, frames: Frames) -> Answer:
-        """Answer a request; raises the `OffloadError` that refuses it."""
+    def handle(self, session: Session, request: Request, frames: Frames) -> Answer | None:
+        """The answer to a request, None where none is wanted.
+
+        Raises the `OffloadError` that refuses it.
+        """
         return self._handlers[type(request)](session, request, frames)
 
     def refuse_changes(self, error: OffloadError | None) -> None:
@@ -132,7 +135,12 @@ class Handlers:
         job.watchers.add(session.client)
         return self._attached(session, job)
 
-    def _taken(self, session: Session, request: Taken, frames: Frames) -> Answer:
+    def _taken(self, session: Session, request: Taken, frames: Frames) -> Answer | None:
+        if request.quiet:
+            known = self._dispatcher.table.find(session.user, request.job, administrates=False)
+            if known is not None and known.is_final:
+                self._endings.taken(known)
+            return None
         job = self._find(session, request.job)
         if not job.is_final:
             return {}

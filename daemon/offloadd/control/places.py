@@ -9,6 +9,9 @@ from offloadd.control.estimates import Estimates, steps_of
 from offloadd.control.jobs import Job, JobTable
 from offloadd.control.scheduler import Scheduler
 
+TELLING_SHARE = 0.05
+"""Of the loop's time, for telling places."""
+
 
 class Places:
     """Places of the jobs in one queue; `estimates` learns from jobs that have ended."""
@@ -26,14 +29,19 @@ class Places:
         self._watchers = watchers
         self._clock = clock
         self._are_old = False
+        self._not_before_s = 0.0
 
     def changed(self) -> None:
         """Some job came, started or left."""
         self._are_old = True
 
     def tell(self, running: Job | None) -> None:
-        """Tell each job's new place, if anything changed."""
-        if not self._are_old:
+        """Tell each job's new place, if anything changed.
+
+        For a long queue that takes long, so it is told the less often: it has a share of the time.
+        """
+        start_s = self._clock()
+        if not self._are_old or start_s < self._not_before_s:
             return
         self._are_old = False
         busy_s = 0.0
@@ -46,6 +54,7 @@ class Places:
                 job.position, job.starts_in_s = place.position, place.starts_in_s
                 if has_moved:
                     self._watchers.job_moved(job)
+        self._not_before_s = start_s + (self._clock() - start_s) / TELLING_SHARE
 
     def expected_s(self, job: Job) -> float:
         """How long a job will have the device from now on."""

@@ -60,6 +60,8 @@ class Results:
         """Keep a job's end; older ones give way where the room is used up."""
         self.drop(key)
         self._put(key, result)
+        if self.kept_bytes <= self._max_bytes:
+            return
         for other in list(self._kept):
             if self.kept_bytes <= self._max_bytes:
                 return

@@ -99,9 +99,8 @@ class Server:
         self._memory = self._new_memory()
         # Seeds are drawn short, so that people can say them.
         clocks = Clocks(setting.clock, time.time, partial(random.SystemRandom().getrandbits, 32))
-        loop = asyncio.get_running_loop()
         self._journal, recovered = Journal.open(
-            setting.state_dir, config.journal.sync, loop.call_soon_threadsafe, loop.call_later
+            setting.state_dir, config.journal.sync, asyncio.get_running_loop()
         )
         self._sessions = Sessions(lambda key: self._endings.results.get(key))
         self._models = ModelTable(

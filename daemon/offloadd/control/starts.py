@@ -53,14 +53,14 @@ class Starts:
                 break
             if self._is_fit(job):
                 self._turns.begin(job, self._clock())
-                self._watchers.job_moved(job)
+                self._tell(job)
         while self._turns.is_shareable:
             job = self._next(self._turns.may_share)
             if job is None:
                 break
             if self._is_fit(job):
                 self._turns.begin_beside(job, self._clock())
-                self._watchers.job_moved(job)
+                self._tell(job)
         while self._turns.may_load_for_waiting():
             job = self._next(self._turns.may_load)
             if job is None:
@@ -68,7 +68,7 @@ class Starts:
             self._scheduler.set_aside(job.key)
             if self._is_fit(job):
                 self._turns.begin_loading(job, self._clock())
-                self._watchers.job_moved(job)
+                self._tell(job)
         self._turns.look()
 
     def _next(self, may: Callable[[Ticket], bool]) -> Job | None:
@@ -79,6 +79,11 @@ class Starts:
         job = self._table.get(ticket.job)
         assert job is not None, "what waits is in the table"
         return job
+
+    def _tell(self, job: Job) -> None:
+        # Until the job is written, the answer that it is accepted says as much.
+        if job.is_written:
+            self._watchers.job_moved(job)
 
     def _is_fit(self, job: Job) -> bool:
         """Whether a job may start; otherwise it has ended here."""

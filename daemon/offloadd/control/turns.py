@@ -194,15 +194,15 @@ class Turns:
         self._scheduler.remove(job.key)
         self._order(CancelJob(job=job.key), ())
 
-    def leave(self, job: Job) -> None:
-        """A job is not on the worker any more."""
-        used_s = self._end_turn(job)
+    def leave(self, job: Job, worked_s: float | None = None) -> None:
+        """A job is not on the worker any more, which has worked on it so long in all its turns."""
+        used_s = self._end_turn(job, worked_s)
         self.parked.pop(job.key, None)
         self.loading.pop(job.key, None)
         if not self._scheduler.remove(job.key):
             self._scheduler.stopped(job.key, used_s)
 
-    def _end_turn(self, job: Job) -> float:
+    def _end_turn(self, job: Job, worked_s: float | None = None) -> float:
         """Take the device from a job, if it has it; gives how long it had it this time."""
         is_beside = self.beside.get(job.key) is job
         if job.turn_since_s is None or not (job is self.running or is_beside):
@@ -216,6 +216,8 @@ class Turns:
             self._asked_until_s = None
         job.used_s, job.turn_since_s = job.used_s + now_s - job.turn_since_s, None
         charged_s = self._charged_s.pop(job.key, 0.0)
+        if worked_s is not None:
+            charged_s = min(charged_s, max(worked_s - job.charged_s, 0.0))
         job.charged_s += charged_s
         return charged_s
 

@@ -83,7 +83,12 @@ class Description:
                 for one in self.files.components
             ],
             parameters=[
-                ParameterInfo(name=one.name, kinds=list(one.kinds), required=one.required)
+                ParameterInfo(
+                    name=one.name,
+                    kinds=list(one.kinds),
+                    required=one.required,
+                    items=list(one.items),
+                )
                 for one in self.parameters.values()
             ],
             size_multiple=self.size_multiple,

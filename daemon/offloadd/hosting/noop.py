@@ -66,7 +66,12 @@ class NoopModel:
             offload=self.offload,
             components=[],
             parameters=[
-                ParameterInfo(name=one.name, kinds=list(one.kinds), required=one.required)
+                ParameterInfo(
+                    name=one.name,
+                    kinds=list(one.kinds),
+                    required=one.required,
+                    items=list(one.items),
+                )
                 for one in self.parameters.values()
             ],
         )

@@ -29,6 +29,7 @@ _PLAIN: dict[Any, str] = {
     torch.Tensor: "array",
 }
 _LISTS = (list, tuple, set)
+_PLAIN_ITEMS = frozenset({"bool", "int", "float", "str", "none"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Parameter:
     required: bool
     wants_tensor: bool
     wants_tuple: bool
+    items: tuple[str, ...] = ()
+    """The kinds of a list's items, where the annotation names plain ones alone."""
 
 
 def call_parameters(pipeline: type[Any]) -> dict[str, Parameter]:
@@ -85,6 +88,7 @@ def _parameter(name: str, parameter: inspect.Parameter, hint: Any) -> Parameter:
         required=parameter.default is inspect.Parameter.empty,
         wants_tensor=_mentions(members, torch.Tensor) and not _mentions(members, np.ndarray),
         wants_tuple=_lists(members) == {tuple},
+        items=_item_kinds(members),
     )
 
 
@@ -109,6 +113,15 @@ def _kinds(members: tuple[Any, ...], default: Any) -> tuple[str, ...]:
     if "float" in kinds and "int" not in kinds:
         kinds.append("int")
     return tuple(kinds)
+
+
+def _item_kinds(members: tuple[Any, ...]) -> tuple[str, ...]:
+    lists = [one for one in members if (typing.get_origin(one) or one) in _LISTS]
+    inner = [part for one in lists for part in typing.get_args(one) if part is not Ellipsis]
+    kinds = _kinds(tuple(part for one in inner for part in _members(one)), inspect.Parameter.empty)
+    # Pipelines take more kinds of nested pictures and arrays than their annotations say.
+    bare = any(not typing.get_args(one) for one in lists)
+    return () if bare or not set(kinds) <= _PLAIN_ITEMS else kinds
 
 
 def _kind(member: Any) -> str | None:

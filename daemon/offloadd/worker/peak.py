@@ -6,14 +6,17 @@ device is the host, so it is the process's peak resident set, which counts libra
 
 from __future__ import annotations
 
-import re
+import os
+import resource
 from pathlib import Path
 
 import torch
 
-_SELF = Path("/proc/self")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
+_SLACK_BYTES = 1 << 20
+"""A peak that is no higher above what is resident counts as a fresh one: to have the kernel forget
+a peak walks all page tables and empties the processor's cache of them, which a small job feels."""
 
 
 class PeakMeter:
@@ -34,12 +37,22 @@ class PeakMeter:
         """The peak since then; 0 where the system does not tell."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
-        match = _PEAK.search((_SELF / "status").read_text())
-        return int(match[1]) * 1024 if match and self._was_reset else 0
+        return _host_peak_bytes() if self._was_reset else 0
 
     def _reset_host_peak(self) -> None:
+        self._was_reset = True
+        if _host_peak_bytes() - _resident_bytes() <= _SLACK_BYTES:
+            return
         try:
-            (_SELF / "clear_refs").write_text(_RESET_PEAK)
-            self._was_reset = True
+            _CLEAR_REFS.write_text(_RESET_PEAK)
         except OSError:
             self._was_reset = False
+
+
+def _host_peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123 - a small job's time
+        return int(file.read(64).split()[1]) * os.sysconf("SC_PAGESIZE")

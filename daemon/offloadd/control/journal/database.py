@@ -98,10 +98,12 @@ def storage_failed(error: sqlite3.Error | OSError, path: Path) -> StorageFailed:
         )
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        pid = _holder(path)
+        holder = "another daemon" if pid is None else f"another daemon, process {pid},"
         return StorageFailed(
-            f"another daemon uses the journal {path}",
+            f"{holder} uses the journal {path}",
             hint="stop it first, or give this one another --state-dir",
-            details=details,
+            details={**details, "pid": pid},
         )
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return _damaged(path, str(error))
@@ -112,10 +114,27 @@ def storage_failed(error: sqlite3.Error | OSError, path: Path) -> StorageFailed:
     )
 
 
+def _holder(path: Path) -> int | None:
+    """The process that holds a lock on the file, where the system tells."""
+    try:
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for lock in locks:
+        # `1: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`, and `->` before the kind of a waiter.
+        words = lock.split()
+        if len(words) >= 6 and words[5].rpartition(":")[2] == str(inode):
+            return int(words[4])
+    return None
+
+
 def _prepare(connection: sqlite3.Connection, path: Path, sync: Sync) -> None:
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {sync.upper()}")
+    # The writer says when: a checkpoint waits for the disk.
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     # Takes the lock now, and not at the first job.
     connection.execute("BEGIN EXCLUSIVE")
     (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -7,7 +7,7 @@ is told of it. What a row says is enough to run the job again with the same numb
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from offloadd.control.journal.frames import (
     split,
     unpack_lengths,
 )
-from offloadd.control.journal.writer import Entry, Later, Statement, Told, Writer, at_once
+from offloadd.control.journal.transactions import Entry, Statement, Told
+from offloadd.control.journal.writer import Loop, Writer
 
 DATABASE = "journal.db"
 FRAMES = "frames"
@@ -128,13 +129,9 @@ class Journal:
         cls,
         directory: Path,
         sync: Sync,
-        call_soon: Callable[[Callable[[], None]], object],
-        later: Later = at_once,
+        loop: Loop,
     ) -> tuple[Journal, Recovered]:
-        """Open or make the journal, and read it; raises `StorageFailed`.
-
-        `call_soon` hands a function to the event loop, from any thread.
-        """
+        """Open or make the journal, and read it; raises `StorageFailed`."""
         path = directory / DATABASE
         connection = open_database(path, sync)
         try:
@@ -150,7 +147,7 @@ class Journal:
                 hint=f"move it away, its jobs are then forgotten: mv {path} {path}.damaged",
                 details={"path": str(path)},
             ) from error
-        writer = Writer(connection, path, sync, call_soon, later)
+        writer = Writer(connection, path, sync, loop)
         return cls(directory, connection, writer, last_number), recovered
 
     def new_number(self) -> int:
@@ -209,7 +206,7 @@ class Journal:
         """Put a result without frames in place of one that gave way."""
         self._forget_by((_REPLACE, (body, _NO_LENGTHS, number)), number)
 
-    def taken(self, number: int, now: float, told: Told) -> None:
+    def taken(self, number: int, now: float, told: Told | None) -> None:
         """Write that a job's result was taken: only its id is remembered."""
         self._forget_by((_TAKEN, (now, number)), number, told)
 
@@ -229,6 +226,10 @@ class Journal:
     def pin_model(self, name: str, is_pinned: bool) -> None:
         """Write down that a model is pinned, or not any more."""
         self._writer.put(Entry((_PIN if is_pinned else _UNPIN, (name,)), is_owed=True))
+
+    def flush(self) -> None:
+        """Write what waits now, where that takes no time, and not in the loop's next turn."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what waits, and let go of the journal."""

@@ -1,186 +1,153 @@
-"""The thread that writes the journal: all that waits goes into one transaction (group commit).
+"""Decides where the journal is written: what is small on the event loop, what may take long beside.
 
-A thread, and not the event loop: a commit costs about 12 us on the loop and 27 us by way of the
-thread, but a checkpoint, a full sync or a slow disk takes 50 to 200 ms, for which the loop must
-not stand still. While one transaction is written, the next one gathers, so a burst costs few. The
-thread is woken when the loop has done what else it had to do at once: both need the interpreter,
-and an order that has to wait for the thread costs a job more than the journal does.
+A small transaction costs the loop about 15 us, as it only reaches the page cache; by way of a
+thread it costs twice that and, since both want the interpreter, a job's round trip 150 us. What may
+take 50 to 200 ms goes to a thread, for the loop must not stand still: frames in files, a full sync,
+a checkpoint of the log, and everything for a while after a write that a slow disk has held up.
 
-Invariants:
-- Entries are written in the order in which they were put, and told in that order.
-- Files are written before the rows that name them, and removed after the rows that forget them.
-- Where a transaction fails, each of its entries is tried alone: one that is too large for a full
-  disk does not take the others with it.
-- An entry that is owed (how a job ended) is tried again with every later transaction.
+While the thread works, the connection is its own, and what comes meanwhile waits for it: order is
+kept, and a burst costs few transactions.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import sqlite3
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from offload_protocol.errors import StorageFailed
-from offloadd.control.journal.database import Sync, storage_failed
-from offloadd.control.journal.frames import Frame, FrameFile
-
-MAX_OWED = 10_000
+from offloadd.control.journal.database import Sync
+from offloadd.control.journal.transactions import Entry, Tellings, Transactions
 
 PATIENCE_S = 0.05
 """How long an entry that may wait does so for company; a transaction costs as much as its rows."""
 
-Later = Callable[[float, Callable[[], None]], object]
-"""Calls a function on the event loop after so many seconds; to be used on the loop alone."""
+SLOW_S, SLOW_PERIOD_S = 0.01, 10.0
+"""A write on the loop that took so long sends those of the next period to the thread."""
 
-Told = Callable[[StorageFailed | None], None]
-Statement = tuple[str, tuple[object, ...]]
+CHECKPOINT_ENTRIES = 2000
+"""Entries between two checkpoints: the log stays below some megabytes."""
 
 _log = logging.getLogger(__name__)
 
 
+class Loop(Protocol):
+    """What is needed of an event loop; asyncio's has it."""
+
+    def call_soon(self, call: Callable[..., object], *args: Any) -> object:
+        """Call from the loop, after what it does now."""
+
+    def call_soon_threadsafe(self, call: Callable[..., object], *args: Any) -> object:
+        """The same from any thread."""
+
+    def call_later(self, delay: float, call: Callable[..., object], *args: Any) -> object:
+        """The same after so many seconds."""
+
+
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One thing to write; `told` is called on the loop when it is written, or with why not."""
+class Batch:
+    """What the thread is to write, and whether to checkpoint afterwards."""
 
-    statement: Statement
-    told: Told | None = None
-    file: FrameFile | None = None
-    frames: Sequence[Frame] = ()
-    stale_files: tuple[Path, ...] = ()
-    is_owed: bool = False
-    may_wait: bool = False
-    """Nobody waits for it, and no harm is done where a kill comes first."""
-
-
-def at_once(delay_s: float, call: Callable[[], None]) -> None:
-    """The `Later` of one who has nothing else to do."""
-    call()
+    entries: Sequence[Entry]
+    checkpoint: bool
 
 
 class Writer:
-    """Owns the connection. `call_soon` hands a function to the event loop, from any thread."""
+    """Owns the connection; every method is called from the loop."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: Path,
-        sync: Sync,
-        call_soon: Callable[[Callable[[], None]], object],
-        later: Later = at_once,
-    ) -> None:
-        self._connection = connection
-        self._path = path
-        self._durable = sync == "full"
-        self._call_soon = call_soon
-        self._later = later
-        self._wakes_soon = self._wakes_sometime = False
+    def __init__(self, connection: sqlite3.Connection, path: Path, sync: Sync, loop: Loop) -> None:
+        self._transactions = Transactions(connection, path, durable=sync == "full")
+        self._is_sync_slow = sync == "full"
+        self._loop = loop
         self._waiting: list[Entry] = []
-        self._owed: deque[Entry] = deque(maxlen=MAX_OWED)
-        self._changed = threading.Condition()
-        self._closing = False
-        self._failing = False
+        self._flushes_soon = self._flushes_sometime = False
+        self._since_checkpoint = 0
+        self._slow_until_s = 0.0
+        self._is_thread_busy = False
+        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Write an entry soon; never blocks on the disk."""
-        with self._changed:
-            self._waiting.append(entry)
-        if entry.may_wait and not (self._wakes_soon or self._wakes_sometime):
-            self._wakes_sometime = True
-            self._later(PATIENCE_S, self._wake)
-        elif not entry.may_wait and not self._wakes_soon:
-            self._wakes_soon = True
-            self._later(0.0, self._wake)
-
-    def _wake(self) -> None:
-        self._wakes_soon = self._wakes_sometime = False
-        with self._changed:
-            self._changed.notify()
+        """Write an entry soon; never waits for the disk longer than `SLOW_S`, or once."""
+        self._waiting.append(entry)
+        if entry.may_wait:
+            if not (self._flushes_soon or self._flushes_sometime):
+                self._flushes_sometime = True
+                self._loop.call_later(PATIENCE_S, self.flush)
+        elif not self._flushes_soon:
+            self._flushes_soon = True
+            self._loop.call_soon(self.flush)
 
     def close(self) -> None:
         """Write what waits, then close the database."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._batches.put(Batch(self._taken(), checkpoint=True))
+        self._batches.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                batch, self._waiting = self._waiting, []
-                is_last = not batch and self._closing
-            if batch or self._owed:
-                self._tell(self._write([*self._owed, *batch], len(self._owed)))
-            if is_last:
-                break
-        self._connection.close()
-
-    def _write(self, batch: list[Entry], owed: int) -> list[tuple[Told, StorageFailed | None]]:
-        self._owed.clear()
-        error = self._transaction(batch)
-        errors: list[StorageFailed | None] = [error] * len(batch)
-        if error is not None:
-            errors = [self._transaction([entry]) for entry in batch]
-        for entry, failure in zip(batch, errors, strict=True):
-            if failure is not None and entry.is_owed:
-                self._owed.append(entry)
-        self._note(next((one for one in errors if one is not None), None))
-        # What was owed has been told already.
-        told = list(zip(batch, errors, strict=True))[owed:]
-        return [(entry.told, failure) for entry, failure in told if entry.told is not None]
-
-    def _transaction(self, entries: list[Entry]) -> StorageFailed | None:
-        try:
-            for entry in entries:
-                if entry.file is not None:
-                    entry.file.write(entry.frames, self._durable)
-            self._execute(entries)
-        except (sqlite3.Error, OSError) as error:
-            self._roll_back(entries)
-            return storage_failed(error, self._path)
-        for entry in entries:
-            for path in entry.stale_files:
-                path.unlink(missing_ok=True)
-        return None
-
-    def _execute(self, entries: list[Entry]) -> None:
-        if len(entries) == 1:
-            # A statement by itself is a transaction, with a third of the calls.
-            self._connection.execute(*entries[0].statement)
+    def flush(self) -> None:
+        """Write what waits without waiting for the loop's next turn."""
+        self._flushes_soon = self._flushes_sometime = False
+        if not self._waiting or self._is_thread_busy:
+            # Who is told that the thread is done looks for what waits.
             return
-        self._connection.execute("BEGIN IMMEDIATE")
-        for entry in entries:
-            self._connection.execute(*entry.statement)
-        self._connection.execute("COMMIT")
+        batch = self._taken()
+        self._since_checkpoint += len(batch)
+        if self._may_take_long(batch):
+            self._hand_over(batch)
+        else:
+            start_s = time.perf_counter()
+            tellings = self._transactions.write(batch)
+            end_s = time.perf_counter()
+            if end_s - start_s > SLOW_S:
+                self._slow_until_s = end_s + SLOW_PERIOD_S
+            _tell(tellings)
 
-    def _roll_back(self, entries: list[Entry]) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-        for entry in entries:
-            if entry.file is not None:
-                entry.file.path.unlink(missing_ok=True)
+    def _may_take_long(self, batch: Sequence[Entry]) -> bool:
+        return (
+            self._is_sync_slow
+            or self._transactions.owes
+            or self._since_checkpoint >= CHECKPOINT_ENTRIES
+            or any(entry.file is not None or entry.stale_files for entry in batch)
+            or (self._slow_until_s > 0.0 and time.perf_counter() < self._slow_until_s)
+        )
 
-    def _note(self, error: StorageFailed | None) -> None:
-        if error is not None and not self._failing:
-            _log.error("%s", error)
-        elif error is None and self._failing:
-            _log.info("the journal can be written again")
-        self._failing = error is not None
+    def _hand_over(self, batch: Sequence[Entry]) -> None:
+        self._is_thread_busy = True
+        is_due = self._since_checkpoint >= CHECKPOINT_ENTRIES
+        if is_due:
+            self._since_checkpoint = 0
+        self._batches.put(Batch(batch, checkpoint=is_due))
 
-    def _tell(self, told: list[tuple[Told, StorageFailed | None]]) -> None:
-        def tell() -> None:
-            for call, error in told:
-                call(error)
+    def _taken(self) -> Sequence[Entry]:
+        batch, self._waiting = self._waiting, []
+        return batch
 
-        if told:
-            try:
-                self._call_soon(tell)
-            except RuntimeError:
-                # The loop has ended, and with it everybody who would want to know.
-                _log.debug("written after the end")
+    def _thread_is_done(self) -> None:
+        self._is_thread_busy = False
+        self.flush()
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            self._say(_tell, self._transactions.write(batch.entries))
+            if batch.checkpoint:
+                self._transactions.checkpoint()
+            self._say(self._thread_is_done)
+        self._transactions.close()
+
+    def _say(self, call: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            # The loop has ended, and with it everybody who would want to know.
+            _log.debug("written after the end")
+
+
+def _tell(tellings: Tellings) -> None:
+    for call, error in tellings:
+        call(error)
