@@ -21,12 +21,14 @@ import zmq
 from offload_client import Client
 from offload_protocol import codec
 from offload_protocol.errors import OffloadError
+from offload_protocol.limits import DEFAULT_LIMITS
 from offload_protocol.messages import (
     PROTOCOL_VERSION,
     Error,
     Finished,
     Hello,
     Ping,
+    Read,
     Reply,
     Submit,
     Taken,
@@ -38,6 +40,8 @@ BODY: dict[str, Any] = {
     "arguments": {"prompt": "a red circle on a white background"},
 }
 START_S = 60.0
+PIECE_BYTES = DEFAULT_LIMITS.max_piece_bytes
+PIECES_UNDER_WAY = 4
 
 CONFIG = """
 [queue]
@@ -178,6 +182,9 @@ class WireClient:
         self.latencies_s: list[float] = []
         self._rids = itertools.count(1)
         self._job = ""
+        self._reads: set[int] = set()
+        self._places: Iterator[int] = iter(())
+        self._missing_bytes = 0
         self._began_s = 0.0
 
     def greet(self) -> None:
@@ -198,13 +205,33 @@ class WireClient:
         answer = codec.decode_answer(frames[0].buffer)
         if isinstance(answer, Error):
             raise codec.to_exception(answer.error)
-        if not isinstance(answer, Finished) or answer.job != self._job:
+        if isinstance(answer, Reply) and answer.rid in self._reads:
+            self._reads.discard(answer.rid)
+            self._missing_bytes -= len(frames[1].buffer)
+            self._read_next()
+            if self._missing_bytes:
+                return False
+        elif not isinstance(answer, Finished) or answer.job != self._job:
             return False
-        assert answer.state == "done", answer
+        elif answer.sizes:
+            (size_bytes,) = answer.sizes
+            self._missing_bytes, self._places = size_bytes, iter(range(0, size_bytes, PIECE_BYTES))
+            for _ in range(PIECES_UNDER_WAY):
+                self._read_next()
+            return False
+        else:
+            assert answer.state == "done", answer
         self.latencies_s.append(time.perf_counter() - self._began_s)
         self.ended += 1
-        self.socket.send(codec.encode(Taken(rid=next(self._rids), job=self._job)))
+        self.socket.send(codec.encode(Taken(rid=next(self._rids), job=self._job, quiet=True)))
         return True
+
+    def _read_next(self) -> None:
+        offset = next(self._places, None)
+        if offset is not None:
+            rid = next(self._rids)
+            self._reads.add(rid)
+            self.socket.send(codec.encode(Read(rid=rid, job=self._job, frame=0, offset=offset)))
 
     def once(self) -> None:
         """One job from submit to end."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from offload_client.pieces import Pieces, Place
 from offload_protocol.codec import to_exception
 from offload_protocol.errors import OffloadError
 from offload_protocol.messages import (
@@ -51,6 +52,7 @@ class Call(Watched):
         "frames",
         "hello_demands",
         "patient",
+        "place",
         "record",
         "request",
         "result",
@@ -78,6 +80,8 @@ class Call(Watched):
         """Whether it was sent on the present connection."""
         self.retry_at: float | None = None
         self.hello_demands = 0
+        self.place: Place | None = None
+        """The piece of a large result that is asked for, if this asks for one."""
         self.result: dict[str, Any] | None = None
         self.error: OffloadError | None = None
 
@@ -106,6 +110,7 @@ class JobRecord(Watched):
         "frames",
         "id",
         "model",
+        "pieces",
         "result",
         "result_frames",
         "state",
@@ -126,6 +131,8 @@ class JobRecord(Watched):
         self.events_total = 0
         self.finished: Finished | None = None
         self.result_frames: tuple[Frame, ...] = ()
+        self.pieces: Pieces | None = None
+        """The result while it arrives in pieces."""
         self.result: object = None
         """The result as it was handed to the program, for those who ask again."""
         self.farewell: Finished | None = None
@@ -170,7 +177,7 @@ class JobRecord(Watched):
         step = steps if finished.state == "done" else (last.step if last else 0)
         self.progressed(Progress(job=self.id, state=finished.state, step=step, steps=steps))
         self.finished, self.result_frames = finished, tuple(frames)
-        self.frames = ()
+        self.frames, self.pieces = (), None
         self.changed()
 
     def fails(self, error: OffloadError) -> None:

@@ -19,6 +19,7 @@ import msgspec
 
 from offload_client.backoff import retry_time
 from offload_client.greeting import Introduction
+from offload_client.pieces import WINDOW, Pieces
 from offload_client.records import Call, JobRecord, Watched
 from offload_protocol.codec import convert, decode_answer, encode, to_exception
 from offload_protocol.errors import (
@@ -37,6 +38,7 @@ from offload_protocol.messages import (
     JobInfo,
     Ping,
     Progress,
+    Read,
     Reply,
     Request,
     Submit,
@@ -138,14 +140,14 @@ class Session(Watched):
             self._unmatched(ProtocolMismatch(error.message, hint="is it an offloadd daemon?"))
             return
         if isinstance(answer, Reply):
-            self._replied(answer, now)
+            self._replied(answer, frames[1:], now)
         elif isinstance(answer, Error):
             self._refused(answer, now)
         elif (record := self.jobs.get(answer.job)) is not None:
             if isinstance(answer, Progress):
                 record.progressed(answer)
             else:
-                self._finished(record, answer, frames[1:])
+                self._finished(record, answer, frames[1:], now)
 
     def tick(self, now: float) -> None:
         """Do what is due: repeat requests that met `busy`, break a long silence."""
@@ -228,12 +230,15 @@ class Session(Watched):
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _replied(self, reply: Reply, now: float) -> None:
+    def _replied(self, reply: Reply, frames: Sequence[Frame], now: float) -> None:
         if reply.rid == self._hello_rid:
             self._welcomed(reply, now)
             return
         call = self._pending.pop(reply.rid, None)
         if call is None:
+            return
+        if call.record is not None and call.place is not None:
+            self._piece_came(call, call.record, frames, now)
             return
         if call.record is not None:
             try:
@@ -302,16 +307,52 @@ class Session(Watched):
     def _settle(self, call: Call, error: OffloadError) -> None:
         self._pending.pop(_rid(call), None)
         call.error = error
-        if call.record is not None and isinstance(call.request, (Submit, Fetch)):
+        if call.record is not None and isinstance(call.request, (Submit, Fetch, Read)):
             self.jobs.pop(call.record.id, None)
             call.record.fails(error)
         call.changed()
 
-    def _finished(self, record: JobRecord, finished: Finished, frames: Sequence[Frame]) -> None:
+    def _finished(
+        self, record: JobRecord, finished: Finished, frames: Sequence[Frame], now: float
+    ) -> None:
         if _is_farewell(finished) and record.submit is not None and record.farewell is None:
             # The job is said again to the next daemon. Once only: a daemon may remember this end.
             record.farewell = finished
             return
+        if not finished.sizes:
+            self._ended(record, finished, frames)
+        elif record.pieces is None and not record.ended:
+            try:
+                limits = self.limits
+                record.pieces = Pieces(finished, limits.max_piece_bytes, limits.max_message_bytes)
+            except InvalidRequest as error:
+                record.fails(error)
+                return
+            self._ask_for_pieces(record, record.pieces, WINDOW, now)
+
+    def _ask_for_pieces(self, record: JobRecord, pieces: Pieces, count: int, now: float) -> None:
+        for place in pieces.to_ask(count):
+            frame, offset = place
+            call = self.call(_reading(record.id, frame, offset), now, record=record)
+            call.place = place
+
+    def _piece_came(
+        self, call: Call, record: JobRecord, frames: Sequence[Frame], now: float
+    ) -> None:
+        pieces = record.pieces
+        if pieces is None or call.place is None:
+            return
+        try:
+            pieces.came(call.place, frames[0] if frames else b"")
+        except InvalidRequest as error:
+            self._settle(call, error)
+            return
+        if pieces.are_all_there:
+            self._ended(record, pieces.finished, pieces.frames())
+        else:
+            self._ask_for_pieces(record, pieces, 1, now)
+
+    def _ended(self, record: JobRecord, finished: Finished, frames: Sequence[Frame]) -> None:
         record.ends(finished, frames)
         # An answer to Submit that is still awaited is no longer needed.
         for call in tuple(self._pending.values()):
@@ -376,3 +417,7 @@ def _rid(call: Call) -> int:
 
 def _renumbered(submit: Submit, rid: int) -> Submit:
     return msgspec.structs.replace(submit, rid=rid)
+
+
+def _reading(job: str, frame: int, offset: int) -> Build:
+    return lambda rid: Read(rid=rid, job=job, frame=frame, offset=offset)

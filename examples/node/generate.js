@@ -70,12 +70,28 @@ const job = randomBytes(16).toString("hex");
 let lastRid = 0;
 let helloRid;
 let sending = Promise.resolve();
+let end; // the message that the job has ended
+let pieces = []; // of its frames, one behind the other
+let pieceRid; // of the piece that is under way
 
 // One message at a time: the socket refuses a second send while the first waits.
 function say(request) {
   const rid = ++lastRid;
   sending = sending.then(() => socket.send(encode({ ...request, rid })));
   return rid;
+}
+
+// Where a frame of a large result begins, if all are one behind the other.
+function start(frame) {
+  return end.sizes.slice(0, frame).reduce((sum, size) => sum + size, 0);
+}
+
+// A large result is read piece by piece. Pieces end where frames do.
+function readNext() {
+  const sizes = end.sizes ?? [];
+  const have = sizes.length ? pieces.reduce((sum, piece) => sum + piece.length, 0) : 0;
+  const frame = sizes.findIndex((_, index) => have < start(index + 1));
+  pieceRid = frame < 0 ? undefined : say({ op: "read", job, frame, offset: have - start(frame) });
 }
 
 // Each new connection begins with hello; the answer is followed by the job, under the same id.
@@ -94,17 +110,25 @@ for await (const [body, ...frames] of socket) {
     clearTimeout(helloTimer);
     const options = seed === undefined ? {} : { seed: Number(seed) };
     say({ op: "submit", job, model, arguments: { prompt }, ...options });
+  } else if (message.type === "reply" && message.rid === pieceRid) {
+    pieces.push(frames[0]);
+    readNext();
   } else if (message.type === "progress" && message.job === job) {
     const where = message.position ? `place ${message.position}` : `${message.step ?? 0}/${message.steps ?? 0}`;
     process.stdout.write(`${message.state} ${where}\n`);
   } else if (message.type === "finished" && message.job === job) {
-    say({ op: "taken", job });
-    await sending;
+    end = message;
+    pieces = frames;
     if (message.error) leave(1, `${message.error.code}: ${message.error.message}`);
-    const image = message.outcome.outputs.images[0];
-    writeFileSync(file, png(frames[image.$image], image.mode, image.size));
-    process.stdout.write(`done seed ${message.outcome.seeds[0]} ${file}\n`);
-    break;
+    readNext();
   }
+  if (end && pieceRid === undefined) break;
 }
+say({ op: "taken", job });
+await sending;
+const image = end.outcome.outputs.images[0];
+const { $image: index } = image;
+const picture = end.sizes?.length ? Buffer.concat(pieces).subarray(start(index), start(index + 1)) : pieces[index];
+writeFileSync(file, png(picture, image.mode, image.size));
+process.stdout.write(`done seed ${end.outcome.seeds[0]} ${file}\n`);
 socket.close();

@@ -20,6 +20,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Nesting of lists and maps in arguments."""
     max_text_chars: int = 65_536
     """One string, prompts included."""
+    max_piece_bytes: int = 1 << 20
+    """What `read` gives at once; a result with more in its frames comes in pieces."""
 
 
 DEFAULT_LIMITS = Limits()

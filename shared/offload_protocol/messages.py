@@ -71,6 +71,18 @@ class Fetch(Request, frozen=True):
     job: str
 
 
+class Read(Request, frozen=True):
+    """Asks for a piece of a large result: of frame `frame`, from byte `offset` on.
+
+    The answer is empty, and behind it is a frame of as much as there is, at most
+    `Limits.max_piece_bytes`.
+    """
+
+    job: str
+    frame: int
+    offset: int = 0
+
+
 class Taken(Request, frozen=True):
     """Says that the job's result has arrived, so that the daemon may forget it.
 
@@ -196,12 +208,17 @@ class Progress(Answer, frozen=True):
 
 
 class Finished(Answer, frozen=True):
-    """The end of a job: exactly one of `outcome` and `error` is set. Never dropped."""
+    """The end of a job: exactly one of `outcome` and `error` is set. Never dropped.
+
+    Where the frames have more than `Limits.max_piece_bytes` together, they do not come behind it:
+    `sizes` are their lengths, and `read` gives them piece by piece.
+    """
 
     job: str
     state: JobState
     outcome: Outcome | None = None
     error: ErrorInfo | None = None
+    sizes: list[int] = []
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload_client.greeting import Introduction
+from offload_client.pieces import WINDOW
 from offload_client.records import MAX_EVENTS_KEPT, Call, JobRecord
 from offload_client.session import MAX_HELLO_DEMANDS, SILENCE_S, Session
 from offload_protocol.codec import decode_request, encode, plain
@@ -29,8 +31,10 @@ from offload_protocol.messages import (
     Fetch,
     Finished,
     Hello,
+    Outcome,
     Ping,
     Progress,
+    Read,
     Reply,
     Stats,
     Submit,
@@ -551,3 +555,89 @@ def test_a_daemon_that_remembers_such_an_end_is_believed() -> None:
     failure = record.failure()
     assert failure is not None
     assert failure.code == "shutting_down"
+
+
+def large_end(sizes: list[int], job: str = "j") -> Finished:
+    return Finished(job=job, state="done", outcome=Outcome(outputs={}, seeds=[1]), sizes=sizes)
+
+
+def give(session: Session, request: Read, frames: list[bytes], now: float = 0.0) -> None:
+    piece_bytes = DEFAULT_LIMITS.max_piece_bytes
+    piece = frames[request.frame][request.offset : request.offset + piece_bytes]
+    session.receive([encode(Reply(rid=request.rid, result={})), piece], now)
+
+
+def test_a_large_result_is_asked_for_in_pieces_a_few_at_a_time() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    accept(session, sent(session)[0])
+    piece_bytes = DEFAULT_LIMITS.max_piece_bytes
+    frames = [os.urandom(5 * piece_bytes + 1), b"", b"tail"]
+    session.receive([encode(large_end([len(frame) for frame in frames]))], 0.0)
+    waiting = sent(session)
+    assert len(waiting) == WINDOW
+    asked = []
+    while waiting:
+        asked.append((waiting[0].frame, waiting[0].offset))
+        assert not record.ended
+        give(session, waiting.pop(0), frames)
+        waiting += sent(session)
+        assert len(waiting) <= WINDOW
+    assert asked == [(0, index * piece_bytes) for index in range(6)] + [(2, 0)]
+    assert record.finished is not None
+    assert [bytes(frame) for frame in record.result_frames] == frames
+    assert all(memoryview(frame).readonly for frame in record.result_frames)
+
+
+def test_pieces_that_were_under_way_are_asked_for_again_after_a_loss() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    accept(session, sent(session)[0])
+    piece_bytes = DEFAULT_LIMITS.max_piece_bytes
+    frames = [os.urandom(3 * piece_bytes)]
+    session.receive([encode(large_end([3 * piece_bytes]))], 0.0)
+    give(session, sent(session)[1], frames)
+    session.connection_lost(1.0)
+    greet(session, 2.0)
+    waiting = sent(session)
+    assert [request.offset for request in waiting] == [0, 2 * piece_bytes]
+    for request in waiting:
+        give(session, request, frames)
+    assert [bytes(frame) for frame in record.result_frames] == frames
+
+
+@pytest.mark.parametrize("piece", [None, b"", b"x" * 3])
+def test_a_piece_that_is_not_as_long_as_announced_fails_the_job(piece: bytes | None) -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    accept(session, sent(session)[0])
+    session.receive([encode(large_end([2_000_000]))], 0.0)
+    reading = sent(session)[0]
+    behind = [] if piece is None else [piece]
+    session.receive([encode(Reply(rid=reading.rid, result={})), *behind], 0.0)
+    assert isinstance(record.failure(), InvalidRequest)
+
+
+def test_a_result_that_gave_way_while_it_was_read_fails_with_the_daemons_words() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    accept(session, sent(session)[0])
+    session.receive([encode(large_end([2_000_000]))], 0.0)
+    refuse(session, sent(session)[0].rid, "storage_failed")
+    failure = record.failure()
+    assert failure is not None
+    assert failure.code == "storage_failed"
+
+
+def test_a_result_larger_than_any_message_is_not_begun() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    accept(session, sent(session)[0])
+    session.receive([encode(large_end([1 << 40]))], 0.0)
+    assert sent(session) == []
+    assert isinstance(record.failure(), InvalidRequest)

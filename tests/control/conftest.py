@@ -22,6 +22,7 @@ from offload_protocol.messages import (
     Finished,
     Hello,
     Progress,
+    Read,
     Reply,
     Request,
     Submit,
@@ -52,6 +53,8 @@ class WireClient:
         self.rids = itertools.count(1)
         self.progress: list[Progress] = []
         self.finished: dict[str, tuple[Finished, list[bytes]]] = {}
+        self.behind = b""
+        """The frames behind the last reply."""
         self.replies: dict[int | None, Reply | Error] = {}
 
     async def say(self, request: Request, frames: list[bytes] | None = None) -> None:
@@ -67,6 +70,7 @@ class WireClient:
                 self.finished[message.job] = message, frames
             case _:
                 self.replies[message.rid] = message
+                self.behind = b"".join(frames)
 
     async def answer(self, rid: int | None) -> Reply | Error:
         while rid not in self.replies:
@@ -83,6 +87,13 @@ class WireClient:
         if isinstance(answer, Error):
             raise codec.to_exception(answer.error)
         return answer.result
+
+    async def piece(self, job: str, frame: int, offset: int) -> bytes:
+        """A piece of a large result."""
+        rid = next(self.rids)
+        await self.say(Read(rid=rid, job=job, frame=frame, offset=offset))
+        await self.answer(rid)
+        return self.behind
 
     async def hello(self, **fields: Any) -> dict[str, Any]:
         fields = {"version": PROTOCOL_VERSION, "session": self.session, "program": "test", **fields}

@@ -177,7 +177,8 @@ class ScriptedWorker:
                 error = ErrorInfo(code=rest, message=f"told to say {rest}")
                 self.channel.send(JobEnded(job=message.job, error=error))
             case "big":
-                self.ended(message, [bytes(int(rest))])
+                array = {"$array": 0, "dtype": "uint8", "shape": [int(rest)]}
+                self.ended(message, [bytes(int(rest))], big=array)
             case _:
                 self.ended(message, list(frames))
 
@@ -193,8 +194,10 @@ class ScriptedWorker:
             JobEnded(job=job, outcome=Outcome(outputs={"steps": count}, seeds=[message.seed]))
         )
 
-    def ended(self, message: RunJob, frames: list[bytes] | list[bytearray]) -> None:
-        outputs = {"arguments": message.arguments, "pid": os.getpid(), "frames": len(frames)}
+    def ended(
+        self, message: RunJob, frames: list[bytes] | list[bytearray], **outputs: object
+    ) -> None:
+        outputs |= {"arguments": message.arguments, "pid": os.getpid(), "frames": len(frames)}
         outcome = Outcome(outputs=outputs, seeds=[message.seed], timings=Timings(running_s=0.5))
         self.channel.send(JobEnded(job=message.job, outcome=outcome), frames)
 

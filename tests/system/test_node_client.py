@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import tempfile
@@ -14,7 +15,8 @@ from client.peer import Caller, Peer, info_of
 from PIL import Image, ImageChops
 from system.daemons import Daemon
 
-from offload_protocol.messages import Progress, Submit
+from offload_protocol.limits import DEFAULT_LIMITS
+from offload_protocol.messages import Finished, Outcome, Progress, Read, Reply, Submit
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "node"
 PROMPT = "a red circle on a white background"
@@ -84,6 +86,40 @@ def test_it_tells_a_refusal_by_its_code(example: Path, daemon: Daemon, tmp_path:
 def test_it_says_at_once_that_no_daemon_is_there(example: Path, socket_path: Path) -> None:
     status, _, errors = run(example, f"ipc://{socket_path}", "shapes", "x", "a.png")
     assert (status, errors) == (3, f"no daemon at ipc://{socket_path}: ENOENT\n")
+
+
+def test_it_reads_a_large_picture_piece_by_piece(
+    example: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    size = (700, 600)
+    data = random.Random(3).randbytes(3 * size[0] * size[1])
+    frames = [b"before", data]
+    image = {"$image": 1, "mode": "RGB", "size": list(size)}
+    outcome = Outcome(outputs={"images": [image]}, seeds=[7])
+    offsets = []
+
+    def end(caller: Caller, request: Submit) -> None:
+        caller.reply(request, info_of(request, "running"))
+        sizes = [len(frame) for frame in frames]
+        caller.send(Finished(job=request.job, state="done", outcome=outcome, sizes=sizes))
+
+    def give(caller: Caller, request: Read) -> None:
+        offsets.append((request.frame, request.offset))
+        rest = frames[request.frame][request.offset :]
+        reply = Reply(rid=request.rid, result={})
+        caller.send(reply, rest[: DEFAULT_LIMITS.max_piece_bytes])
+
+    peer = Peer(f"ipc://{socket_path}")
+    peer.answers |= {"submit": end, "read": give}
+    peer.start()
+    file = tmp_path / "a.png"
+    status, _, errors = run(example, peer.endpoint, "shapes", "x", str(file))
+    assert status == 0, errors
+    assert offsets == [(0, 0), (1, 0), (1, DEFAULT_LIMITS.max_piece_bytes)]
+    with Image.open(file) as drawn:
+        assert drawn.tobytes() == data
+    assert peer.ops()[-1] == "taken"
+    peer.stop()
 
 
 def test_its_job_outlives_a_restart_of_the_daemon(

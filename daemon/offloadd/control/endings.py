@@ -21,7 +21,7 @@ from offloadd.control.clocks import Clocks
 from offloadd.control.jobs import Job, JobTable
 from offloadd.control.journal.frames import Frame, FrameFile
 from offloadd.control.journal.journal import EndedJob, Journal
-from offloadd.control.results import Result, Results, encoded
+from offloadd.control.results import Result, Results, encoded, recovered
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Endings:
         job.release_request()
         self.table.add(job)
         if ended.body is not None:
-            result = Result(job.request.job, ended.body, ended.frames, ended.file)
+            result = recovered(job.request.job, ended.body, ended.frames, ended.file)
             self.results.keep(job.key, result)
         for key in self.table.ended(job):
             self._forget(key)

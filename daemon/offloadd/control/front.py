@@ -22,7 +22,7 @@ from offload_protocol.messages import (
     Reply,
     Welcome,
 )
-from offloadd.control.handlers import Answer, Handlers, Later, OnceWritten, Result
+from offloadd.control.handlers import Answer, Handlers, Later, OnceWritten, Piece, Result
 from offloadd.control.leases import Leases
 from offloadd.control.roles import Roles
 from offloadd.control.router import Connection
@@ -79,6 +79,9 @@ class Front:
             elif isinstance(answer, OnceWritten):
                 settle = partial(self._answer_written, connection, request.rid, answer.result)
                 answer.subscribe(settle)
+            elif isinstance(answer, Piece):
+                reply = Reply(rid=request.rid, result={})
+                self._sessions.answer(connection, reply, answer.frame)
             elif answer is not None:
                 self._reply(connection, request.rid, answer)
 

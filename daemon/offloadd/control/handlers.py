@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from offload_protocol.errors import InvalidRequest, OffloadError, ShuttingDown, UnknownJob
+from offload_protocol.limits import Limits
 from offload_protocol.messages import (
     Cancel,
     Drain,
@@ -26,6 +27,7 @@ from offload_protocol.messages import (
     Pin,
     Ping,
     Plan,
+    Read,
     Request,
     Stats,
     Submit,
@@ -39,6 +41,7 @@ from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Endings
 from offloadd.control.forecasting import Forecasts
 from offloadd.control.jobs import MAX_LISTED, Job, Owner
+from offloadd.control.journal.frames import Frame
 from offloadd.control.models import ModelTable
 from offloadd.control.roles import Roles
 from offloadd.control.sessions import Session, Sessions
@@ -58,8 +61,15 @@ class OnceWritten:
     result: Callable[[], Result]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An empty result with a frame behind it."""
+
+    frame: Frame
+
+
 Later = asyncio.Future[ModelInfo] | asyncio.Future[Forecast] | asyncio.Future[None]
-Answer = Result | OnceWritten | Later
+Answer = Result | Piece | OnceWritten | Later
 """A result, or one that comes later."""
 
 
@@ -80,6 +90,7 @@ class Handlers:
         stats: Callable[[Session], dict[str, Any]],
         located: Callable[[list[ModelInfo]], list[ModelInfo]],
         forecasts: Forecasts,
+        limits: Limits,
     ) -> None:
         self._sessions = sessions
         self._dispatcher = dispatcher
@@ -90,12 +101,14 @@ class Handlers:
         self._stats = stats
         self._located = located
         self._forecasts = forecasts
+        self._limits = limits
         self._refusal: OffloadError | None = None
         self.is_draining = False
         self._handlers: dict[type[Request], Callable[[Session, Any, Frames], Answer | None]] = {
             Ping: self._ping,
             Submit: self._submit,
             Fetch: self._fetch,
+            Read: self._read,
             Taken: self._taken,
             Cancel: self._cancel,
             Jobs: self._jobs,
@@ -134,6 +147,14 @@ class Handlers:
             raise UnknownJob(f"the job {request.job!r} has ended and its result was taken")
         job.watchers.add(session.client)
         return self._attached(session, job)
+
+    def _read(self, session: Session, request: Read, frames: Frames) -> Answer:
+        job = self._find(session, request.job)
+        return Piece(
+            self._endings.results.piece(
+                job.key, request.frame, request.offset, self._limits.max_piece_bytes
+            )
+        )
 
     def _taken(self, session: Session, request: Taken, frames: Frames) -> Answer | None:
         if request.quiet:

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-MAX_REPLIES_BYTES = 4 << 20
-"""Answers held for a client that asks without reading; further ones are dropped and counted."""
+MAX_REPLIES_BYTES = 6 << 20
+"""Answers held for a client that asks without reading; further ones are dropped and counted.
+
+More than the pieces of results that a client is allowed to have under way.
+"""
 
 MAX_PROGRESSES = 256
 """Jobs whose latest progress is held."""
@@ -25,11 +28,14 @@ class Outcome(Enum):
     DROPPED = auto()
 
 
+Parts = tuple[bytes | bytearray | memoryview, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The next thing to send: an encoded message, or the key of a job whose end is to be sent."""
+    """The next thing to send: a message's parts, or the key of a job whose end is to be sent."""
 
-    body: bytes | None = None
+    parts: Parts = ()
     finished: str | None = None
 
 
@@ -37,7 +43,7 @@ class Outbox:
     """Answers first, then ends of jobs, then the latest progress of each job."""
 
     def __init__(self) -> None:
-        self._replies: deque[bytes] = deque()
+        self._replies: deque[Parts] = deque()
         self._replies_bytes = 0
         self._finished: dict[str, None] = {}
         self._progress: dict[str, bytes] = {}
@@ -50,12 +56,13 @@ class Outbox:
         """Bytes of the encoded messages that wait here."""
         return self._replies_bytes + sum(len(body) for body in self._progress.values())
 
-    def add_reply(self, body: bytes) -> Outcome:
+    def add_reply(self, parts: Parts) -> Outcome:
         """Hold an answer, unless this client has left too many unread."""
-        if self._replies and self._replies_bytes + len(body) > MAX_REPLIES_BYTES:
+        size_bytes = _size_bytes(parts)
+        if self._replies and self._replies_bytes + size_bytes > MAX_REPLIES_BYTES:
             return Outcome.DROPPED
-        self._replies.append(body)
-        self._replies_bytes += len(body)
+        self._replies.append(parts)
+        self._replies_bytes += size_bytes
         return Outcome.KEPT
 
     def add_progress(self, job: str, body: bytes) -> Outcome:
@@ -81,9 +88,9 @@ class Outbox:
     def flush(self, send: Callable[[Waiting], bool]) -> None:
         """Send until nothing is left or `send` says that no more can go."""
         while self._replies:
-            if not send(Waiting(body=self._replies[0])):
+            if not send(Waiting(self._replies[0])):
                 return
-            self._replies_bytes -= len(self._replies.popleft())
+            self._replies_bytes -= _size_bytes(self._replies.popleft())
         while self._finished:
             job = next(iter(self._finished))
             if not send(Waiting(finished=job)):
@@ -91,6 +98,10 @@ class Outbox:
             self._finished.pop(job, None)
         while self._progress:
             job = next(iter(self._progress))
-            if not send(Waiting(body=self._progress[job])):
+            if not send(Waiting((self._progress[job],))):
                 return
             del self._progress[job]
+
+
+def _size_bytes(parts: Parts) -> int:
+    return sum(len(part) for part in parts)

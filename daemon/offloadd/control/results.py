@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from offload_protocol import codec
-from offload_protocol.errors import StorageFailed
+from offload_protocol.errors import InvalidRequest, StorageFailed
+from offload_protocol.limits import DEFAULT_LIMITS
 from offload_protocol.messages import Finished
-from offloadd.control.journal.frames import Frame, FrameFile
+from offloadd.control.journal.frames import Frame, FrameFile, lengths_of
 
 SLIGHT_BYTES = 4096
 """An end of at most this size does not give way: the errors put in place of others are such."""
@@ -29,6 +32,14 @@ class Result:
     file: FrameFile | None = None
     """Where the frames are instead."""
 
+    is_in_pieces: bool = False
+    """The body holds the frames' lengths, and clients read them piece by piece."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The bytes of each frame, wherever they are."""
+        return self.file.lengths if self.file is not None else lengths_of(self.frames)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of body and frames, wherever they are."""
@@ -36,9 +47,24 @@ class Result:
         return len(self.body) + on_disk + sum(len(frame) for frame in self.frames)
 
 
-def encoded(finished: Finished, frames: Sequence[Frame] = ()) -> Result:
-    """A `Finished` as it is kept and sent."""
-    return Result(finished.job, codec.encode(finished), tuple(frames))
+def encoded(
+    finished: Finished,
+    frames: Sequence[Frame] = (),
+    piece_bytes: int = DEFAULT_LIMITS.max_piece_bytes,
+) -> Result:
+    """A `Finished` as it is kept and sent; with more than `piece_bytes` of frames, in pieces."""
+    lengths = lengths_of(frames)
+    is_in_pieces = sum(lengths) > piece_bytes
+    if is_in_pieces:
+        finished = msgspec.structs.replace(finished, sizes=list(lengths))
+    return Result(finished.job, codec.encode(finished), tuple(frames), is_in_pieces=is_in_pieces)
+
+
+def recovered(job: str, body: bytes, frames: tuple[Frame, ...], file: FrameFile | None) -> Result:
+    """A result as an earlier daemon kept it."""
+    answer = codec.decode_answer(body)
+    is_in_pieces = isinstance(answer, Finished) and bool(answer.sizes)
+    return Result(job, body, frames, file, is_in_pieces)
 
 
 class Results:
@@ -81,6 +107,35 @@ class Results:
         except StorageFailed as error:
             self._replace(key, error)
             return self._kept[key]
+
+    def message(self, key: str) -> tuple[Frame, ...] | None:
+        """What is sent of a job's end: its body, and the frames unless they come in pieces."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.is_in_pieces:
+            return (kept.body,)
+        result = self.get(key)
+        return None if result is None else (result.body, *result.frames)
+
+    def piece(self, key: str, number: int, offset: int, most_bytes: int) -> Frame:
+        """At most so many bytes of a frame of a kept result.
+
+        Raises `InvalidRequest` where it has no such frame or place, and `StorageFailed` where the
+        disk fails; the result is then given up.
+        """
+        result = self._kept.get(key)
+        lengths = result.lengths if result is not None else ()
+        if result is None or not (0 <= number < len(lengths) and 0 <= offset <= lengths[number]):
+            raise InvalidRequest(
+                f"the result has no byte {offset} of a frame {number}",
+                hint="fetch the job anew: the result may have given way to newer ones",
+            )
+        if result.file is None:
+            return memoryview(result.frames[number]).cast("B")[offset : offset + most_bytes]
+        try:
+            return result.file.read_piece(number, offset, most_bytes)
+        except StorageFailed as error:
+            self._replace(key, error)
+            raise
 
     def is_on_disk(self, key: str, file: FrameFile) -> None:
         """The frames of a kept result have been written: memory no longer holds them."""

@@ -102,7 +102,7 @@ class Server:
         self._journal, recovered = Journal.open(
             setting.state_dir, config.journal.sync, asyncio.get_running_loop()
         )
-        self._sessions = Sessions(lambda key: self._endings.results.get(key))
+        self._sessions = Sessions(lambda key: self._endings.results.message(key))
         self._models = ModelTable(
             config.models,
             self._supervisor.send,
@@ -164,6 +164,7 @@ class Server:
                 lambda: self._memory.catalogue.budget_bytes,
                 setting.environ,
             ),
+            setting.limits,
         )
         self._front = Front(
             self._sessions,

@@ -16,7 +16,6 @@ from offload_protocol.errors import InvalidRequest, ProtocolMismatch
 from offload_protocol.messages import PROTOCOL_VERSION, Answer, Hello, Progress
 from offloadd.control.outbox import Outbox, Outcome, Waiting
 from offloadd.control.peers import Peer
-from offloadd.control.results import Result
 from offloadd.control.router import Buffer, Connection, Sent
 
 MAX_SESSION_CHARS = 100
@@ -41,9 +40,12 @@ class Session:
 
 
 class Sessions:
-    """All introduced connections, and the way to them. `find_result` gives the end of a job."""
+    """All introduced connections, and the way to them.
 
-    def __init__(self, find_result: Callable[[str], Result | None]) -> None:
+    `find_result` gives what is sent of the end of a job.
+    """
+
+    def __init__(self, find_result: Callable[[str], tuple[Buffer, ...] | None]) -> None:
         self._find_result = find_result
         self._by_connection: dict[Connection, Session] = {}
         self._by_client: dict[str, Session] = {}
@@ -104,14 +106,14 @@ class Sessions:
         """The introduced connections of some peers."""
         return [connection for connection in self._by_connection if are_meant(connection.peer)]
 
-    def answer(self, connection: Connection, message: Answer) -> None:
+    def answer(self, connection: Connection, message: Answer, *frames: Buffer) -> None:
         """Send the answer to a request, now or when the client has read what came before."""
-        body = codec.encode(message)
+        parts = (codec.encode(message), *frames)
         session = self._by_connection.get(connection)
         if session is None:
-            connection.send((body,))
-        elif not self._sends_now(session, (body,)):
-            self._count(session.outbox.add_reply(body))
+            connection.send(parts)
+        elif not self._sends_now(session, parts):
+            self._count(session.outbox.add_reply(parts))
 
     def push_progress(self, client: str, key: str, progress: Progress) -> None:
         """Tell a client how far a job is, if it is there and reads."""
@@ -126,7 +128,7 @@ class Sessions:
         session = self._by_client.get(client)
         result = self._find_result(key)
         if session is not None and result is not None:
-            if self._sends_now(session, (result.body, *result.frames)):
+            if self._sends_now(session, result):
                 session.outbox.forget(key)
             else:
                 session.outbox.add_finished(key)
@@ -145,13 +147,13 @@ class Sessions:
         return False
 
     def _goes_out(self, session: Session, waiting: Waiting) -> bool:
-        if waiting.body is not None:
-            parts: tuple[Buffer, ...] = (waiting.body,)
+        if waiting.parts:
+            parts: tuple[Buffer, ...] = waiting.parts
         else:
             result = self._find_result(waiting.finished or "")
             if result is None:
                 return True
-            parts = (result.body, *result.frames)
+            parts = result
         return session.connection.send(parts) is not Sent.BLOCKED
 
     def _count(self, outcome: Outcome) -> None:

@@ -148,6 +148,8 @@ class Turns:
         job.turn_since_s = now_s
         if job.running_since_s is None:
             job.running_since_s = now_s
+            # While it was loading, components were counted.
+            job.step = job.steps = 0
         if self.parked.pop(job.key, None) is not None:
             self._order(ResumeJob(job=job.key), ())
         else:

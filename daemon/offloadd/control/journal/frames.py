@@ -70,6 +70,28 @@ class FrameFile:
             )
         return split(data, self.lengths)
 
+    def read_piece(self, number: int, offset: int, most_bytes: int) -> bytes:
+        """At most so many bytes of one frame; raises `StorageFailed` as `read` does."""
+        start = sum(self.lengths[:number]) + offset
+        wanted = min(most_bytes, self.lengths[number] - offset)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.pread(descriptor, wanted, start)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot read {self.path}: {error.strerror}", details={"path": str(self.path)}
+            ) from error
+        if len(data) != wanted:
+            raise StorageFailed(
+                f"{self.path} ends before byte {start + wanted}",
+                hint="the machine lost power, or something else changed the file",
+                details={"path": str(self.path)},
+            )
+        return data
+
 
 def lengths_of(frames: Iterable[Frame]) -> tuple[int, ...]:
     """The bytes of each frame."""
