@@ -11,10 +11,11 @@ from client.peer import finished, info_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offload_client.conversation import SILENCE_S
 from offload_client.greeting import Introduction
 from offload_client.pieces import WINDOW
 from offload_client.records import MAX_EVENTS_KEPT, Call, JobRecord
-from offload_client.session import MAX_HELLO_DEMANDS, SILENCE_S, Session
+from offload_client.session import MAX_HELLO_DEMANDS, Session
 from offload_protocol.codec import decode_request, encode, plain
 from offload_protocol.errors import (
     Busy,

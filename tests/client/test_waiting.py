@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from client.test_session import ask, greet, new_session, refuse, sent
 
-from offload_client.session import SILENCE_S, Session
+from offload_client.conversation import SILENCE_S
+from offload_client.session import Session
 from offload_client.waiting import ConnectionMissing, Wait
 from offload_protocol.errors import ProtocolMismatch, TimedOut
 
