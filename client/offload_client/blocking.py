@@ -23,6 +23,9 @@ from offload_protocol.codec import convert
 from offload_protocol.errors import OffloadError, TimedOut, Unreachable
 from offload_protocol.messages import JobInfo, JobState, Request
 
+FRESH_S = 0.1
+"""Who has heard or said something so recently need not look whether the connection stands."""
+
 
 class Blocking:
     """Life cycle and waits of a client without an event loop."""
@@ -92,7 +95,8 @@ class Blocking:
         """Start a call: with a connection, and knowing of its loss if it was lost while idle."""
         since = time.monotonic()
         self.connect()
-        self._hear()
+        if since - self._core.session.active_at > FRESH_S:
+            self._hear()
         return self._core.wait(what, limit_s, since=since)
 
     def _ask(

@@ -46,7 +46,8 @@ class Conversation(Watched):
         self._lost_at: float | None = now
         self._ping: Call | None = None
         self._pinged_at: float | None = None
-        self._active_at = now
+        self.active_at = now
+        """When something was last sent or heard."""
 
     @property
     def ready(self) -> bool:
@@ -69,7 +70,7 @@ class Conversation(Watched):
         """When `tick` has something to do, if nothing arrives before."""
         due = [call.retry_at for call in self._pending.values() if call.retry_at is not None]
         if self._ping is None and self._awaits_word():
-            due.append(self._active_at + SILENCE_S)
+            due.append(self.active_at + SILENCE_S)
         return min(due, default=None)
 
     # --- what the transport reports -------------------------------------------------------------
@@ -81,7 +82,7 @@ class Conversation(Watched):
         self.refusal = None
         self._last_rid += 1
         self._hello_rid = self._last_rid
-        self._active_at = now
+        self.active_at = now
         self.outbox.append([encode(self._introduction.hello(self._hello_rid))])
         self.changed()
 
@@ -102,7 +103,7 @@ class Conversation(Watched):
             if call.retry_at is not None and call.retry_at <= now:
                 call.retry_at = None
                 self._send(call, now)
-        silent = now - self._active_at >= SILENCE_S
+        silent = now - self.active_at >= SILENCE_S
         if silent and self._ping is None and self._awaits_word():
             self._pinged_at = now
             self._ping = self.call(lambda rid: Ping(rid=rid), now)
@@ -137,7 +138,7 @@ class Conversation(Watched):
         if not self.ready:
             return
         call.sent = True
-        self._active_at = now
+        self.active_at = now
         self.outbox.append([encode(call.request), *call.frames])
 
     def _lose(self, now: float) -> None:

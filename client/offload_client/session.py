@@ -49,7 +49,7 @@ class Session(Conversation):
 
     def receive(self, frames: Sequence[Frame], now: float) -> None:
         """A message came."""
-        self._active_at = self.heard_at = now
+        self.active_at = self.heard_at = now
         self._end_ping()
         try:
             answer = decode_answer(frames[0])
