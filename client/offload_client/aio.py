@@ -88,6 +88,7 @@ class AsyncClient(Looping):
         run_timeout_s: float | None = None,
         detached: bool = False,
         keep_alive_s: float | None = None,
+        preview_every_s: float | None = None,
         **arguments: Any,
     ) -> Result:
         """Draw, and wait for the result; arguments and errors as for `Client.generate`.
@@ -113,13 +114,14 @@ class AsyncClient(Looping):
             run_timeout_s=run_timeout_s,
             detached=detached,
             keep_alive_s=keep_alive_s,
+            preview_every_s=preview_every_s,
         )
         record, seen = job._record, 0
         with self._cancelling(record):
             while on_progress is not None:
                 fresh, seen = await self._events(record, seen, wait)
                 for event in fresh:
-                    outcome = on_progress(progress_of(event))
+                    outcome = on_progress(progress_of(event, record))
                     if isinstance(outcome, Awaitable):
                         await outcome
                 if record.ended and seen == record.events_total:
@@ -140,6 +142,7 @@ class AsyncClient(Looping):
         run_timeout_s: float | None = None,
         detached: bool = False,
         keep_alive_s: float | None = None,
+        preview_every_s: float | None = None,
         **arguments: Any,
     ) -> AsyncJob:
         """Queue a job and return at once; arguments and errors as for `Client.submit`.
@@ -161,6 +164,7 @@ class AsyncClient(Looping):
             run_timeout_s=run_timeout_s,
             detached=detached,
             keep_alive_s=keep_alive_s,
+            preview_every_s=preview_every_s,
         )
 
     async def job(self, job_id: str, *, timeout_s: float | None = None) -> AsyncJob:

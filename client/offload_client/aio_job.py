@@ -66,7 +66,7 @@ class AsyncJob:
         while True:
             fresh, seen = await self._client._events(self._record, seen, wait)
             for event in fresh:
-                yield progress_of(event)
+                yield progress_of(event, self._record)
             if self._record.ended and seen == self._record.events_total:
                 return
 

@@ -104,6 +104,7 @@ class Client(Blocking):
         run_timeout_s: float | None = None,
         detached: bool = False,
         keep_alive_s: float | None = None,
+        preview_every_s: float | None = None,
         **arguments: Any,
     ) -> Result:
         """Draw, and wait for the result.
@@ -135,6 +136,8 @@ class Client(Blocking):
                 2 s after the connection ended.
             keep_alive_s: how long the model stays in memory after this job; below 0 for ever. By
                 default as the model or the daemon is set.
+            preview_every_s: give `on_progress` a rough grey picture of how far it is (`preview`),
+                at most so often. Pipelines without `callback_on_step_end` give none.
             arguments: any argument of the hosted pipeline's call, such as `height`, `width`,
                 `guidance_scale`, `negative_prompt`, `image`. Numbers, texts, lists, maps, numpy
                 arrays and PIL images can be sent.
@@ -162,13 +165,14 @@ class Client(Blocking):
             run_timeout_s=run_timeout_s,
             detached=detached,
             keep_alive_s=keep_alive_s,
+            preview_every_s=preview_every_s,
         )
         record, seen = job._record, 0
         with self._cancelling(record):
             while on_progress is not None:
                 fresh, seen = self._events(record, seen, wait)
                 for event in fresh:
-                    on_progress(progress_of(event))
+                    on_progress(progress_of(event, record))
                 if record.ended and seen == record.events_total:
                     break
             self._pump.wait(lambda: record.ended, wait)
@@ -187,6 +191,7 @@ class Client(Blocking):
         run_timeout_s: float | None = None,
         detached: bool = False,
         keep_alive_s: float | None = None,
+        preview_every_s: float | None = None,
         **arguments: Any,
     ) -> Job:
         """Queue a job and return at once; arguments and errors as for `generate`.
@@ -208,6 +213,7 @@ class Client(Blocking):
             run_timeout_s=run_timeout_s,
             detached=detached,
             keep_alive_s=keep_alive_s,
+            preview_every_s=preview_every_s,
         )
 
     def job(self, job_id: str, *, timeout_s: float | None = None) -> Job:

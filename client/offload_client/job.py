@@ -61,7 +61,7 @@ class Job:
         )
         while True:
             fresh, seen = self._client._events(self._record, seen, wait)
-            yield from map(progress_of, fresh)
+            yield from (progress_of(event, self._record) for event in fresh)
             if self._record.ended and seen == self._record.events_total:
                 return
 

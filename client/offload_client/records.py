@@ -111,6 +111,7 @@ class JobRecord(Watched):
         "id",
         "model",
         "pieces",
+        "preview_frames",
         "result",
         "result_frames",
         "state",
@@ -129,6 +130,8 @@ class JobRecord(Watched):
         self.state: JobState = "queued"
         self.events: deque[Progress] = deque(maxlen=MAX_EVENTS_KEPT)
         self.events_total = 0
+        self.preview_frames: tuple[Frame, ...] = ()
+        """Of the latest picture of how far it is: earlier ones are of no use."""
         self.finished: Finished | None = None
         self.result_frames: tuple[Frame, ...] = ()
         self.pieces: Pieces | None = None
@@ -145,10 +148,12 @@ class JobRecord(Watched):
         """Whether nothing more will be heard of it."""
         return self.finished is not None or self.error is not None
 
-    def progressed(self, event: Progress) -> None:
-        """Note an event; one that says nothing new is left out."""
+    def progressed(self, event: Progress, frames: Sequence[Frame] = ()) -> None:
+        """Note an event with its picture's frame; one that says nothing new is left out."""
         if self.ended or (self.events and self.events[-1] == event):
             return
+        if event.preview is not None:
+            self.preview_frames = tuple(frames)
         self.state = event.state
         self.events.append(event)
         self.events_total += 1
@@ -177,7 +182,7 @@ class JobRecord(Watched):
         step = steps if finished.state == "done" else (last.step if last else 0)
         self.progressed(Progress(job=self.id, state=finished.state, step=step, steps=steps))
         self.finished, self.result_frames = finished, tuple(frames)
-        self.frames, self.pieces = (), None
+        self.frames, self.pieces, self.preview_frames = (), None, ()
         self.changed()
 
     def fails(self, error: OffloadError) -> None:

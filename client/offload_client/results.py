@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,15 @@ class Progress:
     """Where a job is.
 
     `position` is its place in the queue (1 is next), None once it left the queue. `step` of `steps`
-    counts as the pipeline's own progress bar does; `steps` is 0 while unknown.
+    counts as the pipeline's own progress bar does; `steps` is 0 while unknown. `preview` is a rough
+    grey picture of how far it is, now and then, where the job was asked to show it.
     """
 
     state: JobState
     position: int | None
     step: int
     steps: int
+    preview: Image.Image | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,14 @@ class Result:
         return self.seeds[0] if self.seeds else None
 
 
-def progress_of(event: messages.Progress) -> Progress:
-    """An event as a program sees it."""
-    return Progress(event.state, event.position, event.step, event.steps)
+def progress_of(event: messages.Progress, record: JobRecord) -> Progress:
+    """An event as a program sees it; of pictures, the latest alone is still there."""
+    preview = None
+    if event.preview is not None and record.preview_frames:
+        frames, record.preview_frames = record.preview_frames, ()
+        with suppress(InvalidRequest):
+            preview = unpack(event.preview, frames)
+    return Progress(event.state, event.position, event.step, event.steps, preview)
 
 
 def result_of(record: JobRecord) -> Result:

@@ -62,7 +62,7 @@ class Session(Conversation):
             self._refused(answer, now)
         elif (record := self.jobs.get(answer.job)) is not None:
             if isinstance(answer, Progress):
-                record.progressed(answer)
+                record.progressed(answer, frames[1:])
             else:
                 self._finished(record, answer, frames[1:], now)
 

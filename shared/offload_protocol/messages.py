@@ -63,6 +63,8 @@ class Submit(Request, frozen=True):
     """The job goes on when its clients have gone; otherwise it is then cancelled."""
     keep_alive_s: float | None = None
     """How long the model stays in memory after this job; below 0 for ever, 0 not at all."""
+    preview_every_s: float | None = None
+    """Show the running picture at most so often; not at all without it."""
 
 
 class Fetch(Request, frozen=True):
@@ -205,6 +207,8 @@ class Progress(Answer, frozen=True):
     step: int = 0
     steps: int = 0
     """As the pipeline's own progress bar counts; `steps` is 0 while unknown."""
+    preview: dict[str, Any] | None = None
+    """A rough picture of how far it is: an image, whose frame is behind the message."""
 
 
 class Finished(Answer, frozen=True):

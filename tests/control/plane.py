@@ -73,6 +73,9 @@ class Quiet:
     def job_moved(self, job: Job) -> None:
         pass
 
+    def job_shown(self, job: Job, preview: Any, frames: Any) -> None:
+        pass
+
     def job_finished(self, job: Job) -> None:
         pass
 

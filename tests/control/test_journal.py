@@ -230,10 +230,32 @@ def test_a_journal_of_a_newer_daemon_is_left_alone(tmp_path: Path) -> None:
         Opened(tmp_path)
 
 
-def test_two_daemons_cannot_share_a_journal(opened: Opened, tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match=f"process {os.getpid()}, uses the journal") as caught:
-        Opened(tmp_path)
-    assert caught.value.details["pid"] == os.getpid()
+HOLDER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from control.test_journal import Opened
+one = Opened(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+one.journal.close()
+"""
+
+
+def test_two_daemons_cannot_share_a_journal(tmp_path: Path) -> None:
+    # Of another process, since a process that closes a file lets go of all its own locks on it.
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(StorageFailed, match=f"process {holder.pid}, uses the") as caught:
+            Opened(tmp_path)
+        assert caught.value.details["pid"] == holder.pid
+        holder.communicate()
+    Opened(tmp_path).journal.close()
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

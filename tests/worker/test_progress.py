@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import torch
 
 from offload_protocol.errors import Cancelled
 from offloadd.channel.messages import JobProgressed
@@ -18,7 +20,12 @@ class Bench:
         self.now_s = 0.0
         self.cancelled = False
         self.told: list[JobProgressed] = []
-        self.progress = JobProgress("a", self.told.append, self.look, lambda: self.now_s)
+        self.frames: list[bytes] = []
+        self.progress = JobProgress("a", self.tell, self.look, lambda: self.now_s, 0.5)
+
+    def tell(self, news: JobProgressed, frames: Sequence[Any]) -> None:
+        self.told.append(news)
+        self.frames += [bytes(frame) for frame in frames]
 
     def look(self) -> None:
         if self.cancelled:
@@ -48,6 +55,23 @@ def test_a_change_of_state_is_told_at_once(bench: Bench) -> None:
     bench.progress.loading(3, 5)
     bench.progress.running(1, 4)
     assert [(one.state, one.step) for one in bench.told] == [("loading", 0), ("running", 1)]
+
+
+def test_pictures_are_shown_at_most_so_often_and_with_the_step(bench: Bench) -> None:
+    latents = torch.zeros(1, 4, 2, 3)
+    bench.progress.shown(latents)
+    bench.progress.running(3, 9)
+    for _ in range(11):
+        bench.now_s += 0.1
+        bench.progress.shown(latents)
+    shown = [one for one in bench.told if one.preview is not None]
+    assert [(one.step, one.steps, one.preview) for one in shown] == [
+        (3, 9, {"$image": 0, "mode": "L", "size": [3, 2]})
+    ] * 2
+    assert bench.frames == [bytes(6)] * 2
+    bench.now_s += 0.5
+    bench.progress.shown(torch.zeros(1, 100, 64))
+    assert len(bench.frames) == 2
 
 
 LOOKS: dict[str, Callable[[JobProgress], None]] = {

@@ -49,6 +49,8 @@ class RunJob(ToWorker, frozen=True):
     awaits_turn: bool = False
     is_alone: bool = False
     """It shares nothing with other jobs on the device."""
+    preview_every_s: float | None = None
+    """How often at most its running picture is shown; None: not at all."""
 
 
 class GiveWay(ToWorker, frozen=True):
@@ -152,12 +154,16 @@ class ModelUnloaded(FromWorker, frozen=True):
 
 
 class JobProgressed(FromWorker, frozen=True):
-    """A job's model loads (`loading`) or its pipeline computes (`running`)."""
+    """A job's model loads (`loading`) or its pipeline computes (`running`).
+
+    `preview` is an image value, whose frame is behind the message.
+    """
 
     job: str
     state: JobState
     step: int = 0
     steps: int = 0
+    preview: dict[str, Any] | None = None
 
 
 class JobParked(FromWorker, frozen=True):

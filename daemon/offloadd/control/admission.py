@@ -70,7 +70,7 @@ def _check_numbers(request: Submit) -> None:
         )
     if request.keep_alive_s is not None and request.keep_alive_s != request.keep_alive_s:
         raise InvalidRequest("keep_alive_s is not a number", hint="give seconds, or -1 for ever")
-    for name in ("queue_timeout_s", "run_timeout_s"):
+    for name in ("queue_timeout_s", "run_timeout_s", "preview_every_s"):
         value = getattr(request, name)
         # Written so that a NaN is refused as well.
         if value is not None and not 0 < value < float("inf"):

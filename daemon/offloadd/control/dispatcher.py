@@ -184,15 +184,17 @@ class Dispatcher:
                     self._scheduler.remove(job.key)
                     self._finish(job, error)
 
-    def progressed(self, news: JobProgressed) -> None:
+    def progressed(self, news: JobProgressed, frames: Sequence[Frame] = ()) -> None:
         """A job has come further."""
         job = self.turns.get(news.job)
         if job is None:
             return
-        if (job.state, job.step, job.steps) != (news.state, news.step, news.steps):
-            job.state, job.step, job.steps = news.state, news.step, news.steps
-            if job.is_written:
-                self._watchers.job_moved(job)
+        has_moved = (job.state, job.step, job.steps) != (news.state, news.step, news.steps)
+        job.state, job.step, job.steps = news.state, news.step, news.steps
+        if job.is_written and news.preview is not None:
+            self._watchers.job_shown(job, news.preview, frames)
+        elif job.is_written and has_moved:
+            self._watchers.job_moved(job)
         self.turns.look()
 
     def parked(self, news: JobParked) -> None:

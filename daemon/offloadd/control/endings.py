@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +31,9 @@ class Watchers(Protocol):
 
     def job_moved(self, job: Job) -> None:
         """Its state, step or position changed."""
+
+    def job_shown(self, job: Job, preview: dict[str, Any], frames: Sequence[Frame]) -> None:
+        """There is a picture of how far it is: an image value and its frame."""
 
     def job_finished(self, job: Job) -> None:
         """It has ended; its end is in the results."""

@@ -73,7 +73,7 @@ class Foreman:
         """A worker says something."""
         match news:
             case JobProgressed():
-                self._dispatcher.progressed(news)
+                self._dispatcher.progressed(news, frames)
             case JobParked():
                 self._dispatcher.parked(news)
             case JobStays():

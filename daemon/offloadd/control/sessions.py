@@ -6,7 +6,7 @@ same one after a reconnect; the latest connection that names it gets what is pus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -122,6 +122,16 @@ class Sessions:
             body = codec.encode(progress)
             if not self._sends_now(session, (body,)):
                 self._count(session.outbox.add_progress(key, body))
+
+    def push_preview(self, client: str, progress: Progress, frames: Sequence[Buffer]) -> bool:
+        """Show a client a picture now; False where it does not read, or is not there."""
+        session = self._by_client.get(client)
+        if session is None or session.outbox:
+            return False
+        if session.connection.send((codec.encode(progress), *frames)) is Sent.SENT:
+            return True
+        self.dropped_total += 1
+        return False
 
     def push_finished(self, client: str, key: str) -> None:
         """Tell a client how a job ended, now or when it reads again."""

@@ -260,4 +260,5 @@ def _run(job: Job, awaits_turn: bool = False) -> RunJob:
         seed=job.seed,
         awaits_turn=awaits_turn,
         is_alone=job.is_alone,
+        preview_every_s=job.request.preview_every_s,
     )

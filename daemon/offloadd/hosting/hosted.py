@@ -27,6 +27,7 @@ from offloadd.hosting.offload_plan import Plan
 from offloadd.hosting.offloading import Placement, apply_plan
 from offloadd.hosting.outputs import plain_outputs
 from offloadd.hosting.presets import resting_on_disk
+from offloadd.hosting.previews import OnLatents, showing, shows_latents
 from offloadd.offload.sweep import SweepRoom
 
 
@@ -116,12 +117,14 @@ class HostedModel:
         on_step: OnStep,
         at_border: Callable[[], None],
         at_root: Callable[[JobAside], None] | None = None,
+        on_latents: OnLatents | None = None,
     ) -> dict[str, Any]:
         """Draw; gives the pipeline's outputs as plain values.
 
         `at_border` is called wherever the job may be stopped. `at_root` (instead of it, at the
         entry of a root module's forward) may also let others use the model and the device, between
-        `leave` and `come_back` of what it is given. Raises whatever the pipeline or these raise; in
+        `leave` and `come_back` of what it is given. `on_latents` is shown the latents after each
+        step, where the pipeline shows them. Raises whatever the pipeline or these raise; in
         each case the model is ready for the next call.
         """
         self._room.touch()
@@ -141,7 +144,10 @@ class HostedModel:
                 _own_randomness(call.seeds[0], self.device),
                 self._host.borders.heard(at_root_border, at_border),
             ):
-                output = view(**call.with_noise(self.description.takes_generator))
+                arguments = call.with_noise(self.description.takes_generator)
+                if on_latents is not None and shows_latents(type(self._pipeline)):
+                    arguments |= showing(on_latents)
+                output = view(**arguments)
                 outputs = plain_outputs(output)
             self._placement.settle()
             return outputs

@@ -77,7 +77,12 @@ class NoopModel:
         )
 
     def run(
-        self, call: Call, on_step: OnStep, at_border: Callable[[], None], at_root: Any = None
+        self,
+        call: Call,
+        on_step: OnStep,
+        at_border: Callable[[], None],
+        at_root: Any = None,
+        on_latents: Any = None,
     ) -> dict[str, Any]:
         """The output as plain values; raises `InvalidRequest`, or what `at_border` raises."""
         at_border()

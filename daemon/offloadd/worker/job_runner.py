@@ -51,7 +51,9 @@ class JobRunner:
 
     def run(self, job: RunJob, frames: Sequence[Frame], turn: JobTurn) -> None:
         """Run a job to its end."""
-        progress = JobProgress(job.job, self._channel.send, turn.look, time.monotonic)
+        progress = JobProgress(
+            job.job, self._channel.send, turn.look, time.monotonic, job.preview_every_s
+        )
         start_s = time.monotonic()
         used = self._attempts.make(lambda: self._use(job, progress.loading, turn), has_baton=False)
         if used.result is None:
@@ -144,6 +146,7 @@ class JobRunner:
             progress.running,
             turn.look,
             lambda aside: turn.at_border(_Measured(aside, clock), model),
+            progress.shown if job.preview_every_s is not None else None,
         )
         packed: list[values.Frame] = []
         outcome = Outcome(
