@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from client.conftest import Twin
 from client.peer import Caller, Peer, ignore, info_of
+from client.stopping import wait_until_stopped
 
 from offload_client import Client, Job, TimedOut, Unreachable
 from offload_protocol.messages import Submit
@@ -43,6 +44,8 @@ class Daemon:
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            wait_until_stopped(self._process.pid)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from client.stopping import wait_until_stopped
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from system.daemons import Daemon, running_daemon
@@ -168,6 +169,7 @@ def test_a_stopped_daemon_is_said_to_be_so(tmp_path: Path) -> None:
         with Client(daemon.endpoint, connect_timeout_s=20) as client:
             client.ping()
             daemon.process.send_signal(signal.SIGSTOP)
+            wait_until_stopped(daemon.process.pid)
             try:
                 start = time.monotonic()
                 with pytest.raises(TimedOut, match="stopped or overloaded"):

@@ -125,7 +125,8 @@ def _holder(path: Path) -> int | None:
         # `1: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`, and `->` before the kind of a waiter.
         words = lock.split()
         if len(words) >= 6 and words[5].rpartition(":")[2] == str(inode):
-            return int(words[4])
+            # 0 where it is of another container.
+            return int(words[4]) or None
     return None
 
 
