@@ -1,7 +1,7 @@
 """Two clients on one daemon: what a long job and short ones cost each other.
 
 Used by `bench/sharing.py`. Client A draws one long job, B short ones, each as soon as the last has
-come. Every figure compares with the same jobs alone on the same daemon, just before.
+come. Every figure compares with the same jobs alone on the same daemon, just before and after.
 """
 
 from __future__ import annotations
@@ -119,42 +119,58 @@ def started(setting: Setting, command: list[str]) -> Iterator[RestartedDaemon]:
 
 
 def share(daemon: RestartedDaemon, setting: Setting, long_steps: int, alone: int) -> Measured:
-    """Measure the jobs alone, then together."""
+    """Measure the jobs alone, then together, then alone again."""
     measured = Measured()
     with daemon.client("long") as long_client, daemon.client("short") as short_client:
-        began_s = time.monotonic()
-        undisturbed = _long(long_client, setting, long_steps)
-        measured.long_alone_s = time.monotonic() - began_s
-        measured.step_s = undisturbed.timings.running_s / long_steps
-        moved_alone = 0
-        for number in range(alone):
-            took_s, result = _short(short_client, setting, number)
-            measured.short_alone_s.append(took_s)
-            moved_alone = result.moved_bytes
-        over = threading.Event()
-        drawn: list[Any] = []
 
-        def draw_long() -> None:
+        def draw_alone() -> tuple[Any, int]:
             began_s = time.monotonic()
-            drawn.append(_long(long_client, setting, long_steps))
-            measured.long_shared_s = time.monotonic() - began_s
-            over.set()
+            undisturbed = _long(long_client, setting, long_steps)
+            long_alone_s.append(time.monotonic() - began_s)
+            for number in range(alone):
+                took_s, result = _short(short_client, setting, number)
+                measured.short_alone_s.append(took_s)
+            return undisturbed, result.moved_bytes
 
-        thread = threading.Thread(target=draw_long)
-        thread.start()
-        time.sleep(5 * measured.step_s)
-        number = 0
-        while not over.is_set():
-            took_s, result = _short(short_client, setting, number)
-            number += 1
-            if not over.is_set():
-                measured.short_shared_s.append(took_s)
-                measured.short_used_s += result.timings.running_s
-                measured.moved_bytes = max(0, result.moved_bytes - moved_alone)
-        thread.join()
-    measured.parked_s = drawn[0].timings.parked_s
-    measured.is_identical = drawn[0].image.tobytes() == undisturbed.image.tobytes()
+        long_alone_s: list[float] = []
+        undisturbed, moved_alone = draw_alone()
+        drawn = _draw_together(long_client, short_client, setting, long_steps, measured)
+        # Before and after, since no machine is as fast all the time.
+        draw_alone()
+    measured.long_alone_s = statistics.mean(long_alone_s)
+    measured.step_s = undisturbed.timings.running_s / long_steps
+    measured.parked_s = drawn.timings.parked_s
+    measured.moved_bytes = max(0, measured.moved_bytes - moved_alone)
+    measured.is_identical = drawn.image.tobytes() == undisturbed.image.tobytes()
     return measured
+
+
+def _draw_together(
+    long_client: Client, short_client: Client, setting: Setting, long_steps: int, into: Measured
+) -> Any:
+    """The long job, with short ones one after the other until its end."""
+    over = threading.Event()
+    drawn: list[Any] = []
+
+    def draw_long() -> None:
+        began_s = time.monotonic()
+        drawn.append(_long(long_client, setting, long_steps))
+        into.long_shared_s = time.monotonic() - began_s
+        over.set()
+
+    thread = threading.Thread(target=draw_long)
+    thread.start()
+    time.sleep(0.2)
+    number = 0
+    while not over.is_set():
+        took_s, result = _short(short_client, setting, number)
+        number += 1
+        if not over.is_set():
+            into.short_shared_s.append(took_s)
+            into.short_used_s += result.timings.running_s
+            into.moved_bytes = result.moved_bytes
+    thread.join()
+    return drawn[0]
 
 
 @dataclass(frozen=True, slots=True)
