@@ -23,7 +23,7 @@ from offload_client import Client
 from offload_protocol.errors import OffloadError, UnknownJob
 
 START_S = 120.0
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """How long a job may take, kills included, before it counts as hanging."""
 
 
@@ -139,7 +139,11 @@ class KillRounds:
         self._ids: list[str] = []
 
     def run(self, rounds: int, longest_wait_s: float) -> Counts:
-        """Kill `rounds` times, each up to `longest_wait_s` after the last one was mended."""
+        """Kill `rounds` times, each up to `longest_wait_s` after the last one was mended.
+
+        Before every other kill or so, a job is let through: a machine that takes longer to load
+        the model than that would otherwise never draw anything.
+        """
         self._daemon.wait_until_ready()
         threads = [
             threading.Thread(target=self._client, args=(number,), daemon=True)
@@ -160,6 +164,8 @@ class KillRounds:
 
     def _round(self, longest_wait_s: float) -> None:
         pid = self._daemon.wait_until_ready()
+        if self._random.random() < 0.5:
+            self._wait_for_a_delivery()
         time.sleep(self._random.uniform(0.0, longest_wait_s))
         if self._random.random() < 0.5:
             with suppress(ProcessLookupError):
@@ -169,6 +175,11 @@ class KillRounds:
             self._daemon.kill()
             self.counts.daemon_kills += 1
             self._daemon.start()
+
+    def _wait_for_a_delivery(self) -> None:
+        before, deadline_s = self.counts.delivered, time.monotonic() + PATIENCE_S
+        while self.counts.delivered == before and time.monotonic() < deadline_s:
+            time.sleep(0.02)
 
     def _client(self, client_number: int) -> None:
         with self._daemon.client(f"client-{client_number}") as client:
