@@ -43,7 +43,10 @@ class Setting:
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds alone and together. `step_s` is one of the long job's."""
+    """Seconds alone and together. `step_s` is one of the long job's.
+
+    What the long job stood still for, beyond what the short ones computed, is lost by the turns.
+    """
 
     long_alone_s: float = 0.0
     long_shared_s: float = 0.0
@@ -67,6 +70,10 @@ class Measured:
             "short_job_slowdown": round(shared_s / alone_s, 3),
             "short_job_over_bound": round(shared_s / bound_s, 3),
             "short_jobs": len(self.short_shared_s),
+            "short_jobs_used_s": round(self.short_used_s, 3),
+            "lost_per_turn_s": round(
+                (self.parked_s - self.short_used_s) / len(self.short_shared_s), 4
+            ),
             "long_job_step_s": round(self.step_s, 4),
             "long_job_overhead": round(lost_s / self.long_alone_s, 3),
             "long_job_parked_s": round(self.parked_s, 2),
