@@ -22,6 +22,9 @@ from offloadd.control.scheduler import Scheduler, Ticket
 STAY_S = 1.0
 """How long a job that could not give way is not asked again."""
 
+AHEAD_S = 0.05
+"""How far ahead a turn is judged: the next look, which progress brings, may be as far away."""
+
 Order = Callable[[ToWorker, Sequence[memoryview]], None]
 
 
@@ -169,7 +172,8 @@ class Turns:
             return
         if self._is_asked:
             return
-        if self._scheduler.is_owed(now_s, now_s - job.turn_since_s, self._may_take_over):
+        used_s = now_s - job.turn_since_s + AHEAD_S
+        if self._scheduler.is_owed(now_s, used_s, self._may_take_over):
             self._asked_until_s = float("inf")
             for one in self.going():
                 self._order(GiveWay(job=one.key), ())
