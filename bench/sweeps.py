@@ -115,13 +115,13 @@ def wide_model(directory: Path) -> Path:
     torch.manual_seed(1)
     unet: Any = diffusers.UNet2DConditionModel(
         sample_size=8,
-        block_out_channels=(64, 768),
+        block_out_channels=(64, 448),
         layers_per_block=1,
-        transformer_layers_per_block=(1, 3),
+        transformer_layers_per_block=(1, 12),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=64,
-        attention_head_dim=(4, 12),
+        attention_head_dim=(4, 8),
         norm_num_groups=16,
     )
     unet.save_pretrained(directory / "unet")
