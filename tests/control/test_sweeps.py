@@ -7,11 +7,13 @@ import pytest
 from control.plane import OWNER, Plane
 
 from offload_protocol.errors import WorkerCrashed
-from offload_protocol.messages import ErrorInfo, Outcome
+from offload_protocol.messages import ErrorInfo, Outcome, Timings
 from offloadd.channel.messages import CancelJob, GiveWay, JobEnded, JobParked, ResumeJob, RunJob
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.deaths import Death
 from offloadd.control.jobs import Job, Owner
+
+DONE = Outcome(outputs={}, seeds=[1], timings=Timings(running_s=100.0))
 
 OWNERS = [OWNER, Owner("2", "2:s", "q"), Owner("3", "3:s", "r"), Owner("4", "4:s", "s")]
 
@@ -34,7 +36,7 @@ def started(plane: Plane) -> list[str]:
 
 
 def end(plane: Plane, job: Job) -> None:
-    done = JobEnded(job=job.key, outcome=Outcome(outputs={}, seeds=[1]), is_better_shared=True)
+    done = JobEnded(job=job.key, outcome=DONE, is_better_shared=True)
     plane.dispatcher.ended(done, ())
 
 
