@@ -195,33 +195,6 @@ def test_what_was_chosen_of_the_files_is_told(tmp_path: Path) -> None:
     assert chosen["scheduler"].files == []
 
 
-def test_a_task_names_the_class_that_does_it_with_the_same_weights(sd_directory: Path) -> None:
-    found = described(sd_directory, task="inpainting")
-    assert found.files.class_name == "StableDiffusionInpaintPipeline"
-    assert found.parameters["mask_image"]
-    assert described(sd_directory, pipeline="StableDiffusionPAGPipeline").parameters["pag_scale"]
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"task": "text-to-video"}, "inpainting"),
-        ({"pipeline": "StableDiffusionControlNetPipeline"}, "controlnet"),
-    ],
-)
-def test_a_task_that_the_weights_cannot_do_is_refused_with_what_is_missing(
-    sd_directory: Path, options: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(ModelLoadFailed) as refused:
-        described(sd_directory, **options)
-    assert named in refused.value.message + refused.value.hint
-
-
-def test_a_task_beside_a_pipeline_is_refused(sd_directory: Path) -> None:
-    with pytest.raises(InvalidRequest, match="both"):
-        described(sd_directory, task="inpainting", pipeline="StableDiffusionPAGPipeline")
-
-
 def test_a_missing_configuration_is_told_as_a_download_that_did_not_finish(copied: Path) -> None:
     (copied / "unet/config.json").unlink()
     with pytest.raises(ModelLoadFailed, match="unet") as refused:

@@ -60,3 +60,17 @@ def test_auto_keeps_the_other_settings_of_a_component(sd_directory: Path) -> Non
     model = host(sd_directory, components={"unet": {"storage_dtype": "float8_e4m3fn"}})
     np.testing.assert_array_equal(draw(model), cast_script(sd_directory, torch.float8_e4m3fn))
     assert model.unload() == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled_blocks_give_nearly_the_plain_picture_also_where_weights_come_and_go(
+    flux_directory: Path, references: dict[Path, Drawn], tmp_path: Path
+) -> None:
+    streamed = {"mode": "group", "offload_to_disk_path": str(tmp_path)}
+    for offload in ({"mode": "none"}, streamed):
+        model = host(flux_directory, components={"transformer": {**offload, "compile": "regional"}})
+        for _ in range(2):
+            # Fused operations round at other places.
+            np.testing.assert_allclose(draw(model), references[flux_directory], atol=1e-4)
+        assert (model.moved_bytes > 0) == (offload == streamed)
+        assert model.unload() == []

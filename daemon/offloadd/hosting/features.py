@@ -55,19 +55,19 @@ def switch_on_features(
 
 def _tiling(module: Any, _: bool) -> None:
     if not hasattr(module, "enable_tiling") or not hasattr(module, "use_tiling"):
-        raise _NotThere(f"a {type(module).__name__} does not decode in tiles")
+        raise _NotThere(f"{type(module).__name__} does not decode in tiles")
     module.enable_tiling()
 
 
 def _slicing(module: Any, _: bool) -> None:
     if not hasattr(module, "enable_slicing") or not hasattr(module, "use_slicing"):
-        raise _NotThere(f"a {type(module).__name__} does not decode picture by picture")
+        raise _NotThere(f"{type(module).__name__} does not decode picture by picture")
     module.enable_slicing()
 
 
 def _channels_last(module: Any, _: bool) -> None:
     if not any(parameter.dim() == 4 for parameter in module.parameters()):
-        raise _NotThere(f"a {type(module).__name__} has no weights of four dimensions")
+        raise _NotThere(f"{type(module).__name__} has no weights of four dimensions")
     module.to(memory_format=torch.channels_last)
 
 
@@ -76,7 +76,7 @@ def _attention(module: Any, backend: str) -> None:
         raise _NotThere("its code would be downloaded when it is used")
     takers = [one for one in module.modules() if hasattr(getattr(one, "processor", None), _BACKEND)]
     if not takers or not hasattr(module, "set_attention_backend"):
-        raise _NotThere(f"the attention of a {type(module).__name__} takes no backend")
+        raise _NotThere(f"the attention of {type(module).__name__} takes no backend")
     before = _AttentionBackendRegistry.get_active_backend()[0]
     try:
         module.set_attention_backend(backend)
@@ -90,7 +90,7 @@ def _attention(module: Any, backend: str) -> None:
 def _compile(module: Any, _: str) -> None:
     blocks = getattr(module, "_repeated_blocks", None)
     if not blocks:
-        raise _NotThere(f"a {type(module).__name__} names no blocks that repeat")
+        raise _NotThere(f"{type(module).__name__} names no blocks that repeat")
     module.compile_repeated_blocks()
 
 
