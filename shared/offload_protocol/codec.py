@@ -5,8 +5,8 @@ msgspec checks types while it decodes and does not allocate for lengths that are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -120,15 +120,36 @@ def plain(message: msgspec.Struct) -> dict[str, object]:
 
 
 def error_info(error: OffloadError) -> ErrorInfo:
-    """An exception as it travels."""
+    """An exception as it travels: always one that can be sent.
+
+    Sentences quote what they complain about, such as names of files, whose bytes need not be UTF-8.
+    """
     return ErrorInfo(
-        code=error.code.value, message=error.message, hint=error.hint, details=error.details
+        code=error.code.value,
+        message=_sendable(error.message),
+        hint=_sendable(error.hint),
+        details=_sendable(error.details),
     )
 
 
 def to_exception(info: ErrorInfo) -> OffloadError:
     """The exception that an error from the other side stands for."""
     return from_code(info.code, info.message, info.hint, info.details)
+
+
+def _sendable(value: Any) -> Any:
+    """Plain data with half characters written as `\\udcff`, and integers over 64 bits as texts."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case int() if not -(2**63) <= value < 2**64:
+            return str(value)
+        case Mapping():
+            return {_sendable(key): _sendable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_sendable(item) for item in value]
+        case _:
+            return value
 
 
 def check_frames(frames: Sequence[memoryview | bytes], limits: Limits) -> None:

@@ -24,6 +24,7 @@ _UNITS_BYTES = {
     "tib": 2**40,
 }
 _UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MOST_BYTES = 2**63 - 1  # what a message can hold
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", re.ASCII)
 
 
@@ -33,14 +34,20 @@ def parse_size_bytes(text: str | int, whole_bytes: int | None = None) -> int:
     Raises `InvalidRequest` for anything else, or a percentage where there is no whole.
     """
     if isinstance(text, int):
-        return _not_negative(text)
+        return _in_range(text)
     match = _NUMBER.fullmatch(text)
     unit = match[2].lower() if match else None
     if match and unit == "%" and whole_bytes is not None and float(match[1]) <= 100:
         return int(whole_bytes * float(match[1]) / 100)
     if match is None or unit not in _UNITS_BYTES:
         raise InvalidRequest(f"{text!r} is not a size", hint="write it as 8GiB, 500MB or 80%")
-    return int(float(match[1]) * _UNITS_BYTES[unit])
+    size_bytes = float(match[1]) * _UNITS_BYTES[unit]
+    if size_bytes > _MOST_BYTES:
+        raise InvalidRequest(
+            f"{_shortened(text)!r} is more than {format_size(_MOST_BYTES)}",
+            hint="write it as 8GiB, 500MB or 80%",
+        )
+    return int(size_bytes)
 
 
 def format_size(size_bytes: int | float) -> str:
@@ -65,7 +72,10 @@ def parse_duration_s(text: str | int | float) -> float:
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS_S:
         raise InvalidRequest(f"{text!r} is not a duration", hint="write it as 30s, 5m or 1.5h")
-    return float(match[1]) * _UNITS_S[match[2].lower()]
+    duration_s = float(match[1]) * _UNITS_S[match[2].lower()]
+    if math.isinf(duration_s):
+        raise InvalidRequest(f"{_shortened(text)!r} is no finite duration", hint="write less")
+    return duration_s
 
 
 def format_duration(duration_s: float) -> str:
@@ -81,7 +91,16 @@ def format_duration(duration_s: float) -> str:
     return f"{hours}h {minutes:02d}m"
 
 
-def _not_negative(value: int) -> int:
+def _in_range(value: int) -> int:
     if value < 0:
         raise InvalidRequest(f"{value} is negative", hint="give a number of 0 or more")
+    if value > _MOST_BYTES:
+        raise InvalidRequest(
+            f"{_shortened(str(value))} bytes are more than {format_size(_MOST_BYTES)}",
+            hint="write it as 8GiB, 500MB or 80%",
+        )
     return value
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."

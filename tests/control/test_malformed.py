@@ -11,9 +11,16 @@ import pytest
 from control.conftest import Serve, until
 
 from offload_protocol import codec
-from offload_protocol.errors import InvalidRequest, OffloadError, ProtocolMismatch, TooLarge
+from offload_protocol.errors import (
+    InternalError,
+    InvalidRequest,
+    OffloadError,
+    ProtocolMismatch,
+    TooLarge,
+)
 from offload_protocol.limits import DEFAULT_LIMITS
 from offload_protocol.messages import Error, Ping, Stats, Submit
+from offloadd.control.handlers import Handlers
 
 PING = codec.encode(Ping(rid=5))
 NESTED = b"\x91" * 2000 + b"\xc0"
@@ -210,3 +217,22 @@ async def test_case_34_a_client_that_never_reads_costs_others_nothing(serve: Ser
             finished, frames = await asyncio.wait_for(deaf.end_of(f"big{number}"), 30)
             assert finished.state == "done"
             assert len(frames[0]) == 1_000_000
+
+
+async def test_a_result_that_fits_no_message_is_answered_all_the_same(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its client waits for ever, now and after each reconnection."""
+    async with serve(models=()) as rig:
+        client = await rig.client()
+        later = asyncio.get_running_loop().create_future()
+        failed = asyncio.get_running_loop().create_future()
+        answers = iter([{"bytes": 1 << 70}, later, failed])
+        with monkeypatch.context() as patch:
+            patch.setattr(Handlers, "handle", lambda *_: next(answers))
+            later.set_result({"path": "\udcff"})
+            failed.set_exception(RuntimeError("a fault"))
+            for _ in range(3):
+                with pytest.raises(InternalError, match="see its log"):
+                    await client.ask(Ping)
+        await client.ask(Ping)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload_protocol import codec
-from offload_protocol.errors import InvalidRequest, OffloadError, TooLarge
+from offload_protocol.errors import InvalidRequest, OffloadError, StorageFailed, TooLarge
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import (
     REQUESTS,
@@ -141,3 +141,22 @@ def test_results_become_structs_or_say_what_differs() -> None:
     assert codec.convert(codec.plain(info), JobInfo) == info
     with pytest.raises(InvalidRequest, match="another form than expected"):
         codec.convert({"job": 3}, JobInfo)
+
+
+def test_an_error_that_quotes_what_no_message_holds_is_sent_all_the_same() -> None:
+    found = ["config.json", "model_\udcff.safetensors"]
+    error = StorageFailed(
+        f"found: {found}",
+        hint="rename \udcff",
+        details={"found": found, "bytes": 1 << 70, "\udcff": None},
+    )
+    told = codec.encode(Error(rid=1, error=codec.error_info(error)))
+    read = codec.decode_answer(told)
+    assert isinstance(read, Error)
+    assert r"model_\udcff.safetensors" in read.error.message
+    assert read.error.hint == r"rename \udcff"
+    assert read.error.details == {
+        "found": ["config.json", r"model_\udcff.safetensors"],
+        "bytes": str(1 << 70),
+        r"\udcff": None,
+    }

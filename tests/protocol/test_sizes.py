@@ -44,6 +44,17 @@ def test_what_is_no_size_is_refused(text: str | int) -> None:
         parse_size_bytes(text, whole_bytes=1000)
 
 
+@pytest.mark.parametrize("text", ["9999999999GiB", f"{'9' * 400}GiB", 1 << 63, 10**400])
+def test_a_size_that_fits_no_message_is_refused(text: str | int) -> None:
+    with pytest.raises(InvalidRequest, match=r"more than 8388608\.0 TiB"):
+        parse_size_bytes(text)
+
+
+def test_a_duration_that_never_ends_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no finite duration"):
+        parse_duration_s("9" * 400)
+
+
 def test_a_percentage_needs_a_whole() -> None:
     with pytest.raises(InvalidRequest, match="'80%' is not a size"):
         parse_size_bytes("80%")

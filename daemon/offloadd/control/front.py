@@ -71,8 +71,7 @@ class Front:
         except OffloadError as error:
             self._refuse(connection, rid, error)
         except Exception:  # noqa: BLE001 - the last resort: our fault costs one request, no more
-            _log.exception("a request could not be handled")
-            self._refuse(connection, rid, InternalError("a fault in offloadd; see its log"))
+            self._refuse_as_our_fault(connection, rid)
         else:
             if isinstance(answer, asyncio.Future):
                 answer.add_done_callback(partial(self._answer_later, connection, request.rid))
@@ -116,13 +115,22 @@ class Front:
         )
 
     def _reply(self, connection: Connection, rid: int, result: Result) -> None:
-        plain = codec.plain(result) if isinstance(result, msgspec.Struct) else result
-        self._sessions.answer(connection, Reply(rid=rid, result=plain))
+        try:
+            plain = codec.plain(result) if isinstance(result, msgspec.Struct) else result
+            self._sessions.answer(connection, Reply(rid=rid, result=plain))
+        except OffloadError:
+            # Some text or number of the result fits no message. A client would wait for ever.
+            self._refuse_as_our_fault(connection, rid)
 
     def _refuse(self, connection: Connection, rid: int | None, error: OffloadError) -> None:
         if isinstance(error, (codec.UnreadableRequest, ProtocolMismatch)) or rid is None:
             self.protocol_errors_total += 1
         self._sessions.answer(connection, Error(rid=rid, error=codec.error_info(error)))
+
+    def _refuse_as_our_fault(self, connection: Connection, rid: int | None) -> None:
+        """Write down the exception that is being handled, and answer that there was one."""
+        _log.exception("a request could not be handled")
+        self._refuse(connection, rid, InternalError("a fault in offloadd; see its log"))
 
     def _answer_later(
         self,
@@ -132,11 +140,14 @@ class Front:
     ) -> None:
         if answer.cancelled():
             return  # the daemon ends
-        error = answer.exception()
-        if isinstance(error, OffloadError):
+        try:
+            result: Result = answer.result() or {}
+        except OffloadError as error:
             self._refuse(connection, rid, error)
+        except Exception:  # noqa: BLE001 - the last resort, as in `on_message`
+            self._refuse_as_our_fault(connection, rid)
         else:
-            self._reply(connection, rid, answer.result() or {})
+            self._reply(connection, rid, result)
 
     def _answer_written(
         self,
