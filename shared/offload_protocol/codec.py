@@ -93,7 +93,9 @@ def decode_request(body: bytes | memoryview, limits: Limits) -> Request:
         return decoder.decode(body)
     except UNREADABLE as error:
         raise UnreadableRequest(
-            f"the {envelope.op} request is not well formed: {error}", rid=envelope.rid
+            f"the {envelope.op} request is not well formed: {error}",
+            rid=envelope.rid,
+            hint="the protocol's page lists the fields of each request and their types",
         ) from None
 
 

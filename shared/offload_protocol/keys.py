@@ -132,7 +132,10 @@ def _read(path: Path) -> dict[str, Any]:
             hint="`offloadctl keygen` makes keys; a daemon's public key comes from whoever runs it",
         ) from None
     except ValueError as error:
-        raise InvalidRequest(f"{path} is no key file: {error}") from None
+        raise InvalidRequest(
+            f"{path} is no key file: {error}",
+            hint="name a file that `offloadctl keygen` made",
+        ) from None
 
 
 def _key(table: Mapping[str, Any], half: str, path: Path) -> str:

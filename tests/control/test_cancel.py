@@ -86,6 +86,7 @@ async def test_a_job_that_waits_too_long_fails(serve: Serve) -> None:
         assert finished.state == "failed"
         assert finished.error is not None
         assert finished.error.code == "deadline_exceeded"
+        assert finished.error.hint.startswith("allow more as ")
         assert "waited longer than 0.2 s" in finished.error.message
 
 
@@ -97,6 +98,7 @@ async def test_a_job_that_runs_too_long_is_stopped(serve: Serve) -> None:
         assert finished.state == "failed"
         assert finished.error is not None
         assert finished.error.code == "deadline_exceeded"
+        assert finished.error.hint.startswith("allow more as ")
         stats = await client.ask(Stats)
         assert stats["jobs"]["failed_total"] == 1
         queue = {"depth": 0, "running": 0, "parked": 0, "loading": 0, "limit": 256}

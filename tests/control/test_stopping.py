@@ -19,7 +19,7 @@ from offload_protocol.errors import ShuttingDown
 from offload_protocol.messages import Fetch, Stats
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_during_a_job_ends_everything_in_order_and_loses_no_job(
     tmp_path: Path,
     endpoint: str,

@@ -243,7 +243,11 @@ class Dispatcher:
             job = self.table.get(key)
             if job is not None:
                 waited_s = job.request.queue_timeout_s
-                self.cancel(job, DeadlineExceeded(f"the job waited longer than {waited_s} s"))
+                reason = DeadlineExceeded(
+                    f"the job waited longer than {waited_s} s",
+                    hint="allow more as queue_timeout_s, or ask when fewer jobs wait",
+                )
+                self.cancel(job, reason)
         self._stop_overdue(now_s)
         self._endings.forget_old(now_s)
         self.turns.look()
@@ -253,7 +257,10 @@ class Dispatcher:
         for job in self.turns.going():
             run_s = job.request.run_timeout_s
             if run_s is not None and job.device_s(now_s) >= run_s and not job.stopping:
-                reason = DeadlineExceeded(f"the job had the device for longer than {run_s} s")
+                reason = DeadlineExceeded(
+                    f"the job had the device for longer than {run_s} s",
+                    hint="allow more as run_timeout_s, or draw smaller or with fewer steps",
+                )
                 self.cancel(job, reason)
 
     # --- states ---------------------------------------------------------------------------------

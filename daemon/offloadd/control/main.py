@@ -100,6 +100,9 @@ async def _run_until_signalled(config: Config, setting: Setting) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
+        # Not a reason to leave at once: kernel and shell both send it when a terminal closes.
+        loop.add_signal_handler(signal.SIGHUP, server.stop)
     await server.run()
     return EXIT_STOPPED
 
