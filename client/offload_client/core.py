@@ -220,7 +220,7 @@ class Core:
 
     def take(self, record: JobRecord) -> None:
         """Say that the result is with the program."""
-        self.session.take(record, time.monotonic())
+        self.session.take(record)
 
 
 def submission(

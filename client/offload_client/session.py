@@ -6,16 +6,20 @@ come in:
 1. A job that was accepted and has not ended is said again after each answered hello, under its own
    id. The daemon runs an id once, so a job outlives both a lost connection and a new daemon.
 2. A message that cannot be matched is dropped; it never ends the conversation.
+3. That a result was taken is not answered, but said again to the next daemon: the one that it was
+   said to may have died before it heard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from offload_client.backoff import retry_time
 from offload_client.conversation import Build, Conversation
+from offload_client.greeting import Introduction
 from offload_client.pieces import WINDOW, Pieces
 from offload_client.records import Call, JobRecord
 from offload_protocol.codec import convert, decode_answer, encode, to_exception
@@ -40,12 +44,19 @@ from offload_protocol.messages import (
 )
 from offload_protocol.values import Frame
 
+REMEMBERED_TAKEN = 64
+"""More than a client takes between a daemon's death and hearing of it."""
+
 MAX_HELLO_DEMANDS = 3
 """A daemon that asks for hello more often for one request will never be content."""
 
 
 class Session(Conversation):
     """State of one client's conversation. Not safe from threads; times are monotonic seconds."""
+
+    def __init__(self, introduction: Introduction, now: float, random: Callable[[], float]) -> None:
+        super().__init__(introduction, now, random)
+        self._taken: deque[str] = deque(maxlen=REMEMBERED_TAKEN)
 
     def receive(self, frames: Sequence[Frame], now: float) -> None:
         """A message came."""
@@ -83,6 +94,8 @@ class Session(Conversation):
             # The daemon judges whether it is the same request; its refusal must not end the job.
             again = self.call(lambda rid: _renumbered(submit, rid), now, frames=frames)
             return known, again
+        if submit.job in self._taken:
+            self._taken.remove(submit.job)
         record = JobRecord(submit.job, submit=submit, frames=frames)
         self.jobs[record.id] = record
         return record, self._say(record, now, patient=patient, deadline=deadline)
@@ -98,17 +111,17 @@ class Session(Conversation):
         for rid in [rid for rid, call in self._pending.items() if call.record is record]:
             del self._pending[rid]
 
-    def take(self, record: JobRecord, now: float) -> None:
+    def take(self, record: JobRecord) -> None:
         """Tell the daemon that the job's result has been handed to the program."""
         if self.jobs.pop(record.id, None) is None:
             return
+        self._taken.append(record.id)
         if self.ready:
-            # Without an answer: if this is lost, the daemon keeps the result until its time is up.
-            self._last_rid += 1
-            taken = Taken(rid=self._last_rid, job=record.id, quiet=True)
-            self.outbox.append([encode(taken)])
-        else:
-            self.call(lambda rid: Taken(rid=rid, job=record.id), now)
+            self._tell_taken(record.id)
+
+    def _tell_taken(self, job: str) -> None:
+        self._last_rid += 1
+        self.outbox.append([encode(Taken(rid=self._last_rid, job=job, quiet=True))])
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -139,6 +152,8 @@ class Session(Conversation):
             self.changed()
             return
         self._hello_rid = self._lost_at = None
+        for job in self._taken:
+            self._tell_taken(job)
         for call in tuple(self._pending.values()):
             if call.retry_at is None:
                 self._send(call, now)

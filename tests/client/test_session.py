@@ -405,10 +405,29 @@ def test_a_taken_job_is_told_to_the_daemon_once_and_forgotten() -> None:
     end, frame = finished("j")
     session.receive([encode(end), frame], 0.0)
     sent(session)
-    session.take(record, 0.0)
-    session.take(record, 0.0)
+    session.take(record)
+    session.take(record)
     assert [type(request) for request in sent(session)] == [Taken]
     assert not session.jobs
+
+
+def test_a_taken_job_is_told_again_to_the_next_daemon() -> None:
+    session = new_session()
+    greet(session)
+    record, _ = start(session)
+    end, frame = finished("j")
+    session.receive([encode(end), frame], 0.0)
+    session.take(record)
+    sent(session)
+    session.connection_lost(1.0)
+    session.connection_made(2.0)
+    greet(session)
+    assert [request.job for request in sent(session) if isinstance(request, Taken)] == ["j"]
+    session.submit(Submit(rid=0, job="j", model="m"), (), 2.0, patient=False, deadline=None)
+    session.connection_lost(3.0)
+    session.connection_made(4.0)
+    greet(session)
+    assert not [request for request in sent(session) if isinstance(request, Taken)]
 
 
 def test_silence_while_something_is_awaited_leads_to_one_ping() -> None:
