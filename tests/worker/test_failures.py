@@ -100,8 +100,10 @@ def test_coded_errors_stay_as_they_are() -> None:
 def test_a_file_that_cannot_be_opened_is_about_the_model_and_a_bad_disk_is_not(
     number: int, code: str
 ) -> None:
-    error = to_offload_error(OSError(number, "no", "/models/unet/config.json"), 0, "cpu")
+    refused = OSError(number, "no", "/models/unet/config.json")
+    error = to_offload_error(refused, 0, "cpu", loads=True)
     assert error.code == code
+    assert to_offload_error(refused, 0, "cpu").code == "storage_failed"
     assert "/models/unet/config.json" in error.message
 
 

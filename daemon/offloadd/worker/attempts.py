@@ -41,8 +41,13 @@ class Attempts:
         self._host = host
         self._baton = baton
 
-    def make(self, work: Callable[[], Result], *, has_baton: bool) -> Attempt[Result]:
-        """Do the work; `has_baton` says whether the caller holds the device meanwhile."""
+    def make(
+        self, work: Callable[[], Result], *, has_baton: bool, loads: bool = False
+    ) -> Attempt[Result]:
+        """Do the work; `has_baton` says whether the caller holds the device meanwhile.
+
+        `loads` says that it is about a model's files, and not about a job's arguments.
+        """
         try:
             return Attempt(work())
         except ChannelClosed:
@@ -52,10 +57,10 @@ class Attempts:
                 _log.critical("the device failed, ending: %s", sentence(error))
                 end_process(DEVICE_FAULT)
             if has_baton:
-                info = self._told(error)
+                info = self._told(error, loads)
             else:
                 with self._baton.held():
-                    info = self._told(error)
+                    info = self._told(error, loads)
             ran_out = is_out_of_memory(error)
         # Here the exception is gone, and with it the frames that held its tensors.
         if ran_out:
@@ -77,10 +82,14 @@ class Attempts:
         self._host.plan_smaller(needed_bytes)
         return self.make(work, has_baton=True)
 
-    def _told(self, error: Exception) -> ErrorInfo:
+    def _told(self, error: Exception, loads: bool) -> ErrorInfo:
         free_bytes = measure(self._device).free_bytes
         told = to_offload_error(
-            error, free_bytes, str(self._device.torch_device), self._host.engine.explain()
+            error,
+            free_bytes,
+            str(self._device.torch_device),
+            self._host.engine.explain(),
+            loads=loads,
         )
         if isinstance(told, InternalError):
             _log.error("unexpected %s", type(error).__name__, exc_info=error)

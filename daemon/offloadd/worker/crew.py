@@ -118,7 +118,7 @@ class Crew:
                 self._answer(name, lambda: self._unload(name, forget))
 
     def _answer(self, name: str, work: Callable[[], FromWorker]) -> None:
-        done = self._attempts.make(work, has_baton=False)
+        done = self._attempts.make(work, has_baton=False, loads=True)
         answer = done.result
         if done.error is not None:
             _log.warning("model=%s failed: %s", name, done.error.message)

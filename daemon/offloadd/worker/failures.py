@@ -65,17 +65,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def to_offload_error(
-    error: Exception, free_bytes: int, device: str, plan: str = ""
+    error: Exception, free_bytes: int, device: str, plan: str = "", *, loads: bool = False
 ) -> OffloadError:
     """The coded error for an exception from a pipeline; `free_bytes` is the device's, now.
 
-    `plan` says in words what the device's memory is planned for.
+    `plan` says in words what the device's memory is planned for. While a model `loads`, a file that
+    cannot be opened is a fault of the model; later its weights are what has gone.
     """
     if isinstance(error, OffloadError):
         return error
     if is_out_of_memory(error):
         return _out_of_memory(error, free_bytes, device, plan)
-    if isinstance(error, OSError) and error.errno in _ABOUT_A_FILE:
+    if loads and isinstance(error, OSError) and error.errno in _ABOUT_A_FILE:
         return ModelLoadFailed(
             f"a file of the model cannot be opened: {sentence(error)}",
             hint="the download did not finish, or the daemon's user may not read the file",

@@ -55,7 +55,9 @@ class JobRunner:
             job.job, self._channel.send, turn.look, time.monotonic, job.preview_every_s
         )
         start_s = time.monotonic()
-        used = self._attempts.make(lambda: self._use(job, progress.loading, turn), has_baton=False)
+        used = self._attempts.make(
+            lambda: self._use(job, progress.loading, turn), has_baton=False, loads=True
+        )
         if used.result is None:
             assert used.error is not None
             self._fail_loading(job, used.error)
