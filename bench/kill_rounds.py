@@ -151,8 +151,11 @@ class KillRounds:
         ]
         for thread in threads:
             thread.start()
-        for _ in range(rounds):
-            self._round(longest_wait_s)
+        # As many of each, in an order of chance.
+        kills = [number % 2 == 0 for number in range(rounds)]
+        self._random.shuffle(kills)
+        for kills_worker in kills:
+            self._round(longest_wait_s, kills_worker)
         self._stop.set()
         deadline_s = time.monotonic() + PATIENCE_S
         for thread in threads:
@@ -162,12 +165,12 @@ class KillRounds:
         self._count_duplicates()
         return self.counts
 
-    def _round(self, longest_wait_s: float) -> None:
+    def _round(self, longest_wait_s: float, kills_worker: bool) -> None:
         pid = self._daemon.wait_until_ready()
         if self._random.random() < 0.5:
             self._wait_for_a_delivery()
         time.sleep(self._random.uniform(0.0, longest_wait_s))
-        if self._random.random() < 0.5:
+        if kills_worker:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self.counts.worker_kills += 1
