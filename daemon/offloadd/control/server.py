@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from offload_protocol.errors import OffloadError, ShuttingDown, WorkerCrashed
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
-from offload_protocol.messages import ModelInfo
 from offloadd.channel.messages import DeviceReport
 from offloadd.config import Config
-from offloadd.control import stats
 from offloadd.control.admission import Admission
 from offloadd.control.arguments import Bounds as ArgumentBounds
 from offloadd.control.clocks import Clocks
 from offloadd.control.dispatcher import Dispatcher
 from offloadd.control.endings import Endings
 from offloadd.control.entrances import Entrance
+from offloadd.control.figures import Figures, Identity
 from offloadd.control.forecasting import Forecasts
 from offloadd.control.foreman import Foreman
 from offloadd.control.front import Front
@@ -43,12 +40,11 @@ from offloadd.control.roles import Roles
 from offloadd.control.router import Router
 from offloadd.control.scheduler import Bounds as QueueBounds
 from offloadd.control.scheduler import Scheduler
-from offloadd.control.sessions import Session, Sessions
+from offloadd.control.sessions import Sessions
 from offloadd.control.supervisor import DEFAULT_PATIENCE, WORKER_COMMAND, Patience, Supervisor
 from offloadd.control.switching import Costs
 from offloadd.control.telling import Telling
 from offloadd.control.tidying import clear_out_packs
-from offloadd.control.whereabouts import located
 
 TICK_S = 0.25
 """How exact deadlines are, and how often places in the queue are told."""
@@ -79,7 +75,6 @@ class Server:
         self._config = config
         self._setting = setting
         self._clock = setting.clock
-        self._started_s = setting.clock()
         self._stopping = asyncio.Event()
         self._was_ready = False
         self._notifier = Notifier(setting.environ)
@@ -149,6 +144,7 @@ class Server:
             self._worker_is_ready,
             self._worker_is_lost,
         )
+        figures = self._new_figures()
         self._handlers = Handlers(
             self._sessions,
             self._dispatcher,
@@ -156,8 +152,8 @@ class Server:
             self._endings,
             setting.roles,
             setting.clock,
-            self._stats,
-            self._located,
+            figures.stats,
+            figures.located,
             Forecasts(
                 self._models,
                 lambda: self._foreman.device,
@@ -207,6 +203,26 @@ class Server:
             self._supervisor.send,
             self._config.queue.max_parked,
             self._config.queue.max_sweep,
+        )
+
+    def _new_figures(self) -> Figures:
+        setting = self._setting
+        endpoint = setting.entrances[0].listener.endpoint
+        started_s, limit = self._clock(), self._config.queue.limit
+        return Figures(
+            Identity(setting.version, endpoint, started_s, limit),
+            self._models,
+            self._memory,
+            self._foreman,
+            self._dispatcher,
+            self._scheduler,
+            self._endings,
+            self._supervisor,
+            self._sessions,
+            setting.roles,
+            self._clock,
+            lambda: self.state,
+            lambda: self._front.protocol_errors_total,
         )
 
     # --- life -----------------------------------------------------------------------------------
@@ -302,37 +318,6 @@ class Server:
         self._dispatcher.refuse(error)
         self._handlers.refuse_changes(error)
         self._models.close(error)
-
-    def _located(self, infos: Iterable[ModelInfo]) -> list[ModelInfo]:
-        held, readings = self._memory.held(), self._memory.readings()
-        device = self._foreman.device
-        placed = device.placed if device is not None else {}
-        return [located(info, placed, held, readings) for info in infos]
-
-    def _stats(self, session: Session) -> dict[str, Any]:
-        peer, now_s = session.connection.peer, self._clock()
-        held = self._memory.held()
-        facts = stats.DaemonFacts(
-            version=self._setting.version,
-            pid=os.getpid(),
-            uptime_s=now_s - self._started_s,
-            endpoint=self._setting.entrances[0].listener.endpoint,
-            state=self.state,
-            protocol_errors_total=self._front.protocol_errors_total,
-            messages_dropped_total=self._sessions.dropped_total,
-        )
-        sees_all = self._setting.roles.administrates(peer)
-        infos = self._located([model.info() for model in self._models])
-        return {
-            "daemon": stats.daemon(facts),
-            "devices": stats.devices(self._foreman.device),
-            "store": stats.store(self._memory.figures(), infos, held),
-            "models": stats.models(infos),
-            "queue": stats.queue(len(self._scheduler), self._dispatcher, self._config.queue.limit),
-            "jobs": stats.jobs(self._endings.totals, self._endings.results),
-            "workers": stats.workers(self._supervisor),
-            "clients": stats.clients(self._sessions, peer.user, sees_all, now_s),
-        }
 
 
 def _queue_bounds(config: Config) -> QueueBounds:
