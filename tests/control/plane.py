@@ -54,7 +54,7 @@ class InstantJournal:
     def accept(self, job: Accepted, frames: Sequence[Any], told: Any) -> None:
         told(None)
 
-    def strike(self, number: int, strikes: int) -> None:
+    def note_deaths(self, number: int, strikes: int, kills: int) -> None:
         pass
 
     def end(self, *row: Any) -> None:

@@ -75,6 +75,12 @@ def test_a_worker_that_is_killed_again_and_again_under_one_job_ends_it() -> None
         assert blame(one, end) is None
     error = blame(one, end)
     assert error is not None
-    assert f"killed {MAX_KILLS} times" in error.message
+    assert f"died {MAX_KILLS} times" in error.message
     assert error.details["signal"] == "SIGKILL"
     assert one.strikes == 0
+
+
+def test_a_death_that_may_be_anothers_is_no_strike_but_is_counted() -> None:
+    one, end = job("a"), death(-signal.SIGSEGV, "", False, False)
+    assert blame(one, end, is_only_suspect=False) is None
+    assert (one.strikes, one.kills) == (0, 1)

@@ -119,10 +119,10 @@ def test_an_accepted_job_is_read_again_as_it_was(tmp_path: Path, size: int) -> N
     one = Opened(tmp_path)
     frames = (os.urandom(size), b"", b"tail")
     number = one.accept("a", *frames)
-    one.journal.strike(number, 1)
+    one.journal.note_deaths(number, 1, 3)
     one.journal.close()
     (job,) = reopened(tmp_path).open
-    assert job.accepted == replace(accepted(number, "a"), strikes=1)
+    assert job.accepted == replace(accepted(number, "a"), strikes=1, kills=3)
     assert not isinstance(job.frames, StorageFailed)
     assert tuple(map(bytes, job.frames)) == frames
 
@@ -397,6 +397,7 @@ def test_a_journal_of_version_1_is_taken_over_with_its_jobs_and_models(tmp_path:
 def as_version_1(path: Path) -> None:
     """Make a journal what the first version wrote: users were numbers."""
     with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE jobs DROP COLUMN kills")
         (schema,) = connection.execute(
             "SELECT sql FROM sqlite_schema WHERE name = 'jobs'"
         ).fetchone()
@@ -413,7 +414,9 @@ def test_a_journal_of_version_2_is_taken_over_and_holds_pins_from_then_on(tmp_pa
     one.accept("open")
     one.journal.close()
     with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
-        connection.executescript("DROP TABLE pins; PRAGMA user_version = 2;")
+        connection.executescript(
+            "ALTER TABLE jobs DROP COLUMN kills; DROP TABLE pins; PRAGMA user_version = 2;"
+        )
     again = Opened(tmp_path)
     again.journal.pin_model("m", True)
     again.journal.pin_model("n", True)
@@ -422,3 +425,16 @@ def test_a_journal_of_version_2_is_taken_over_and_holds_pins_from_then_on(tmp_pa
     recovered = reopened(tmp_path)
     assert recovered.pins == ("m",)
     assert len(recovered.open) == 1
+
+
+def test_a_journal_of_version_3_is_taken_over_and_counts_kills_from_then_on(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+    number = one.accept("open")
+    one.journal.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
+        connection.executescript("ALTER TABLE jobs DROP COLUMN kills; PRAGMA user_version = 3;")
+    again = Opened(tmp_path)
+    assert [waiting.accepted.kills for waiting in again.recovered.open] == [0]
+    again.journal.note_deaths(number, 0, 2)
+    again.journal.close()
+    assert [waiting.accepted.kills for waiting in reopened(tmp_path).open] == [2]

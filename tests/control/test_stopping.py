@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import zmq.asyncio
+from client.stopping import wait_until_stopped
 from control.conftest import WireClient, until
 from control.processes import Daemon, connected, running_job
 
@@ -55,8 +56,10 @@ async def test_a_stopping_daemon_takes_no_new_work_but_answers(
     daemons.append(daemon := Daemon(tmp_path, endpoint))
     client = await connected(context, daemon)
     worker = await running_job(client, "deaf")
-    # A worker that stands still is given a while, in which the daemon goes on answering.
+    # A worker that stands still is given a while, in which the daemon goes on answering. One that
+    # the stop has not reached yet would hear that its channel closes, and end at once.
     os.kill(worker, signal.SIGSTOP)
+    wait_until_stopped(worker)
     daemon.process.send_signal(signal.SIGTERM)
 
     async def is_stopping() -> bool:
@@ -77,6 +80,7 @@ async def test_a_second_signal_ends_it_at_once(
     client = await connected(context, daemon)
     worker = await running_job(client, "deaf")
     os.kill(worker, signal.SIGSTOP)
+    wait_until_stopped(worker)
     began_s = time.monotonic()
     daemon.process.send_signal(signal.SIGTERM)
 

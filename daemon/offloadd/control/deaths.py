@@ -3,7 +3,8 @@
 A worker that was killed from outside (an administrator, a test, a shutdown) did nothing wrong. The
 kernel's out-of-memory killer also sends SIGKILL; what tells the two apart is the kernel's count.
 Where that cannot be read (another cgroup, no such count), a job could have its worker killed for
-ever, so being killed from outside has its bound as well.
+ever, so being killed from outside has its bound as well. The same bound holds for deaths of which
+several jobs, or a job and a load beside it, may be the cause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_STRIKES = 2
 """Deaths of their worker's own that a job may cause, the last of which ends it."""
 
 MAX_KILLS = 5
-"""Times that a job may have its worker killed from outside, the last of which ends it."""
+"""Deaths of a worker beside a job, of which it need not be the cause; the last one ends the job."""
 
 FROM_OUTSIDE = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -37,16 +38,16 @@ class Death:
     is_own_fault: bool
 
 
-def blame(job: Job, death: Death) -> WorkerCrashed | None:
+def blame(job: Job, death: Death, is_only_suspect: bool = True) -> WorkerCrashed | None:
     """Note a death with which the job had to do; gives its end if that was once too often."""
-    if death.is_own_fault:
+    if death.is_own_fault and is_only_suspect:
         job.strikes += 1
         return death.error if job.strikes >= MAX_STRIKES else None
     job.kills += 1
     if job.kills < MAX_KILLS:
         return None
     return WorkerCrashed(
-        f"the worker was killed {job.kills} times while this job had the device, the last time so: "
+        f"the worker died {job.kills} times beside this job, the last time so: "
         f"{death.error.message}",
         hint="look whether the kernel had no memory left (journalctl -k), and draw smaller",
         details={**death.error.details, "kills": job.kills},

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from offload_protocol import codec
 from offload_protocol.errors import (
@@ -147,17 +147,20 @@ class Dispatcher:
         self._starts.has_worker = True
         self._starts.start_next()
 
-    def worker_lost(self, death: Death) -> None:
-        """The worker has died: what was on it is to run again, or fails as the cause of it."""
+    def worker_lost(self, death: Death, loads: Collection[str] = ()) -> None:
+        """The worker has died: what was on it is to run again, or fails as the cause of it.
+
+        `loads` are the models that it was loading because clients had asked for that.
+        """
         self._starts.has_worker = False
         lost = list(self.turns)
-        suspects = self.turns.suspects()
+        suspects, is_only_one = self.turns.suspects(loads)
         for job in lost:
             self.turns.leave(job)
         for job in lost:
-            error = blame(job, death) if job in suspects else None
-            if job in suspects and death.is_own_fault:
-                self._journal.strike(job.number, job.strikes)
+            error = blame(job, death, is_only_one) if job in suspects else None
+            if job in suspects:
+                self._journal.note_deaths(job.number, job.strikes, job.kills)
             if job.stopping is not None:
                 self._finish(job, job.stopping)
             elif error is not None:
@@ -250,7 +253,7 @@ class Dispatcher:
                 self.cancel(job, reason)
         self._stop_overdue(now_s)
         self._endings.forget_old(now_s)
-        self.turns.look()
+        self._starts.start_next()
         self._places.tell(self.turns.running)
 
     def _stop_overdue(self, now_s: float) -> None:

@@ -65,8 +65,9 @@ class Foreman:
         """The worker has died."""
         self.device = None
         self._memory.worker_lost()
+        loads = self._models.under_load
         self._models.worker_lost(death.error)
-        self._dispatcher.worker_lost(death)
+        self._dispatcher.worker_lost(death, loads)
         self._on_lost(death.error)
 
     def on_worker_news(self, news: WorkerNews, frames: list[bytearray]) -> None:

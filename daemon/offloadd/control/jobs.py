@@ -56,11 +56,11 @@ class Job:
     number: int = 0
     """Its row in the journal."""
     strikes: int = 0
-    """How often the worker died of itself while this job held the turn."""
+    """How often the worker died of itself, and of nothing else than this job."""
     kills: int = 0
-    """How often this daemon saw the worker killed from outside while this job held the turn."""
+    """How often the worker died beside it from outside, or perhaps of something else."""
     is_alone: bool = False
-    """It shares the device with no other: a worker died while it did."""
+    """No other job and no load goes on beside it: a worker died while one did."""
     state: JobState = "queued"
     position: int | None = None
     starts_in_s: float | None = None

@@ -103,6 +103,13 @@ class ModelTable:
         """The models that stay in memory whatever comes."""
         return frozenset(name for name, model in self._models.items() if model.is_pinned)
 
+    @property
+    def under_load(self) -> frozenset[str]:
+        """The models that the worker loads because clients asked for that."""
+        return frozenset(
+            name for name, model in self._models.items() if model.is_loading and model.is_registered
+        )
+
     def note_sharing(self, name: str, is_better_shared: bool) -> None:
         """The worker says whether jobs on a model take less time together."""
         if (model := self._models.get(name)) is not None:

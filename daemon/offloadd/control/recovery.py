@@ -58,5 +58,6 @@ def _job(accepted: Accepted, frames: tuple[memoryview, ...], clocks: Clocks) -> 
         seed=accepted.seed,
         number=accepted.number,
         strikes=accepted.strikes,
+        kills=accepted.kills,
         watchers={accepted.client},
     )

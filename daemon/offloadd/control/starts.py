@@ -51,7 +51,9 @@ class Starts:
             job = self._next(self._turns.may_take_turn)
             if job is None:
                 break
-            if self._is_fit(job):
+            if self._turns.needs_load(job):
+                self._begin_loading(job)
+            elif self._is_fit(job):
                 self._turns.begin(job, self._clock())
                 self._tell(job)
         while self._turns.is_shareable:
@@ -65,11 +67,14 @@ class Starts:
             job = self._next(self._turns.may_load)
             if job is None:
                 break
-            self._scheduler.set_aside(job.key)
-            if self._is_fit(job):
-                self._turns.begin_loading(job, self._clock())
-                self._tell(job)
+            self._begin_loading(job)
         self._turns.look()
+
+    def _begin_loading(self, job: Job) -> None:
+        self._scheduler.set_aside(job.key)
+        if self._is_fit(job):
+            self._turns.begin_loading(job, self._clock())
+            self._tell(job)
 
     def _next(self, may: Callable[[Ticket], bool]) -> Job | None:
         ticket = self._scheduler.start_next(self._clock(), may)

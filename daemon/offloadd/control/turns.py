@@ -8,11 +8,12 @@ Invariants:
 - The device's time is charged once: those who share it are charged equal parts.
 - A job on a model that is not in memory never holds the device up: the worker loads beside the
   turns of others, and the job comes to its turn when that is done.
+- Beside a job that is to be alone, nothing else computes or loads, nor beside the load for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from offloadd.channel.messages import CancelJob, GiveWay, ResumeJob, RunJob, ToWorker
 from offloadd.control.jobs import Job
@@ -74,25 +75,28 @@ class Turns:
         """The jobs that have the device."""
         return ([] if self.running is None else [self.running]) + list(self.beside.values())
 
-    def suspects(self) -> list[Job]:
-        """The job that a worker has died of; where several shared the device, none of them.
+    def suspects(self, loads: Collection[str]) -> tuple[list[Job], bool]:
+        """The jobs of which a worker may have died, and whether it can only have been the one.
 
-        Each of those is to run alone from now on, so that the next time it is known.
+        `loads` are the models that clients had asked it to load. Where several jobs had the device,
+        or a model was loaded beside, each is alone from now on, so that the next time it is known.
         """
-        going = self.going()
-        for job in going:
-            job.is_alone = job.is_alone or len(going) > 1
-        if len(going) > 1:
-            return []
-        return going or list(self.loading.values())
+        going, loading = self.going(), list(self.loading.values())
+        loads = {*loads, *(job.request.model for job in loading)}
+        is_only_one = len(going) + len(loads) <= 1
+        suspects = [*going, *loading]
+        for job in suspects:
+            job.is_alone = job.is_alone or not is_only_one
+        return suspects, is_only_one
 
     def uses(self, model: str) -> bool:
         """Some job on this model is on the worker."""
         return any(job.request.model == model for job in self)
 
     def may_take_turn(self, ticket: Ticket) -> bool:
-        """Whether a waiting job may have the device that is free."""
-        return self._may(ticket, self._most_parked)
+        """Whether a waiting job may have the device that is free, be it to load with it idle."""
+        most_parked = self._most_parked
+        return self._may(ticket, most_parked) or self._may_load_alone(ticket, most_parked)
 
     @property
     def is_shareable(self) -> bool:
@@ -117,11 +121,24 @@ class Turns:
 
     def may_load_for_waiting(self) -> bool:
         """Whether there may be a job for which `may_load` is true; quick where all is loaded."""
+        if self.running is not None and self.running.is_alone:
+            return False
         return any(self._may_load(model) for model in self._scheduler.models)
 
     def may_load(self, ticket: Ticket) -> bool:
-        """Whether a waiting job may go to the worker to have its model loaded."""
-        return ticket.job not in self.parked and self._may_load(ticket.model)
+        """Whether a waiting job may go to the worker to have its model loaded beside others."""
+        if ticket.job in self.parked or (ticket.is_alone and self.running is not None):
+            return False
+        return self._may_load(ticket.model)
+
+    def needs_load(self, job: Job) -> bool:
+        """A job's model is to be loaded before it can have the device."""
+        model = self._models.get(job.request.model)
+        return job.key not in self.parked and model is not None and model.loaded is None
+
+    def _may_load_alone(self, ticket: Ticket, most_parked: int) -> bool:
+        is_new = ticket.is_alone and ticket.job not in self.parked
+        return is_new and len(self.parked) <= most_parked and self._may_load(ticket.model)
 
     def _may_load(self, name: str) -> bool:
         model = self._models.get(name)
@@ -237,7 +254,8 @@ class Turns:
 
     def _may_take_over(self, ticket: Ticket) -> bool:
         # The running job will be parked beside those that are.
-        return self._may(ticket, self._most_parked - 1)
+        most_parked = self._most_parked - 1
+        return self._may(ticket, most_parked) or self._may_load_alone(ticket, most_parked)
 
     @property
     def _most_parked(self) -> int:
@@ -245,6 +263,10 @@ class Turns:
         return self._max_parked + self._max_sweep - 1 if self._max_parked else 0
 
     def _may(self, ticket: Ticket, most_parked: int) -> bool:
+        if any(job.is_alone for job in self.loading.values()):
+            return False
+        if ticket.is_alone and (self.loading or self._models.under_load):
+            return False
         if ticket.job in self.parked:
             return self._max_parked > 0 or self.running is None
         if len(self.parked) > most_parked:

@@ -15,7 +15,7 @@ from offload_protocol.errors import StorageFailed
 
 Sync = Literal["normal", "full"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -38,6 +38,7 @@ CREATE TABLE jobs (
     body BLOB,
     result_lengths BLOB,
     result_frames BLOB,
+    kills INTEGER NOT NULL DEFAULT 0,
     UNIQUE (user, job)
 ) STRICT;
 CREATE TABLE models (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;
@@ -51,13 +52,18 @@ ALTER TABLE models RENAME TO old_models;
 {_SCHEMA}
 INSERT INTO jobs SELECT number, CAST(uid AS TEXT), job, client, program, request, digest,
     size_bytes, seed, submitted_at, strikes, request_lengths, request_frames, state, taken,
-    ended_at, body, result_lengths, result_frames FROM old_jobs;
+    ended_at, body, result_lengths, result_frames, 0 FROM old_jobs;
 INSERT INTO models SELECT * FROM old_models;
 DROP TABLE old_jobs;
 DROP TABLE old_models;
 """
 
-_FROM_VERSION_2 = "CREATE TABLE pins (name TEXT PRIMARY KEY) STRICT"
+_FROM_VERSION_3 = "ALTER TABLE jobs ADD COLUMN kills INTEGER NOT NULL DEFAULT 0"
+
+_FROM_VERSION_2 = f"CREATE TABLE pins (name TEXT PRIMARY KEY) STRICT; {_FROM_VERSION_3}"
+
+_SCRIPTS = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3}
+"""What makes the present version of each earlier one; 0 is an empty file."""
 
 
 def open_database(path: Path, sync: Sync) -> sqlite3.Connection:
@@ -139,7 +145,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, sync: Sync) -> None:
     # Takes the lock now, and not at the first job.
     connection.execute("BEGIN EXCLUSIVE")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    script = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2}.get(version)
+    script = _SCRIPTS.get(version)
     if script is not None:
         # A script would end the transaction by itself before it begins.
         for statement in script.split(";"):

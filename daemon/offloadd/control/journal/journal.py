@@ -37,7 +37,7 @@ _ACCEPT = (
     "INSERT INTO jobs (number, user, job, client, program, request, digest, size_bytes, seed,"
     " submitted_at, request_lengths, request_frames) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_STRIKE = "UPDATE jobs SET strikes = ? WHERE number = ?"
+_DEATHS = "UPDATE jobs SET strikes = ?, kills = ? WHERE number = ?"
 _END = (
     "UPDATE jobs SET state = ?, ended_at = ?, request = ?, request_lengths = ?,"
     " request_frames = NULL, body = ?, result_lengths = ?, result_frames = ?"
@@ -61,7 +61,7 @@ _UNPIN = "DELETE FROM pins WHERE name = ?"
 _NO_LENGTHS = pack_lengths(())
 _READ = (
     "SELECT number, user, job, client, program, request, digest, size_bytes, seed, submitted_at,"
-    " strikes, request_lengths, request_frames, state, ended_at, body, result_lengths,"
+    " strikes, kills, request_lengths, request_frames, state, ended_at, body, result_lengths,"
     " result_frames FROM jobs ORDER BY number"
 )
 
@@ -80,6 +80,7 @@ class Accepted:
     seed: int
     submitted_at: float
     strikes: int = 0
+    kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +167,9 @@ class Journal:
         )
         self._writer.put(Entry((_ACCEPT, row), told, file, frames if file else ()))
 
-    def strike(self, number: int, strikes: int) -> None:
-        """Write how often a job's turn ended with the death of its worker."""
-        self._writer.put(Entry((_STRIKE, (strikes, number))))
+    def note_deaths(self, number: int, strikes: int, kills: int) -> None:
+        """Write how often a worker died of a job, and how often only beside it."""
+        self._writer.put(Entry((_DEATHS, (strikes, kills, number))))
 
     def end(
         self,
@@ -265,22 +266,22 @@ def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered
         accepted = Accepted(
             *(row[0], row[1], row[3], row[4]),
             msgspec.msgpack.decode(row[5], type=Submit),
-            *row[6:11],
+            *row[6:12],
         )
         last_number = accepted.number
-        state = row[13]
+        state = row[14]
         if state == "open":
-            file = FrameFile(directory / f"{row[0]}.request", unpack_lengths(row[11]))
-            open_jobs.append(OpenJob(accepted, _frames(row[12], file)))
+            file = FrameFile(directory / f"{row[0]}.request", unpack_lengths(row[12]))
+            open_jobs.append(OpenJob(accepted, _frames(row[13], file)))
             named.add(file.path)
             continue
-        file = FrameFile(directory / f"{row[0]}.result", unpack_lengths(row[16] or _NO_LENGTHS))
-        is_inline = row[17] is not None or not file.size_bytes
-        frames = split(memoryview(row[17] or b""), file.lengths) if is_inline else ()
+        file = FrameFile(directory / f"{row[0]}.result", unpack_lengths(row[17] or _NO_LENGTHS))
+        is_inline = row[18] is not None or not file.size_bytes
+        frames = split(memoryview(row[18] or b""), file.lengths) if is_inline else ()
         one = EndedJob(
             accepted,
             state,
-            *(row[14], row[15], frames, None if is_inline else file),
+            *(row[15], row[16], frames, None if is_inline else file),
         )
         ended.append(one)
         named.add(file.path)
