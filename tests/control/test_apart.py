@@ -6,8 +6,8 @@ import os
 import signal
 
 import pytest
-from control.conftest import MODELS, Rig, Serve, WireClient
-from control.test_worker_faults import failure, ready
+from control.conftest import MODELS, Rig, Serve, WireClient, until
+from control.test_worker_faults import failure
 
 from offload_protocol.errors import WorkerCrashed
 from offload_protocol.messages import Load, Stats
@@ -79,24 +79,35 @@ async def test_a_job_that_is_alone_has_no_model_loaded_beside_it(serve: Serve) -
         assert finished.state == "done"
 
 
+async def kill_beside(rig: Rig, name: str, times: int) -> None:
+    """Kill the worker so often while a job has the device, and see each kill counted."""
+    for _ in range(times):
+        job = found(rig, name)
+        before = job.kills
+
+        async def is_running(job: Job = job) -> bool:
+            return job.state == "running"
+
+        async def is_counted(job: Job = job, before: int = before) -> bool:
+            return job.kills > before
+
+        await until(is_running)
+        worker = rig.server._supervisor.pid
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        await until(is_counted)
+
+
 async def test_kills_from_outside_are_counted_across_daemons_and_end_a_job_at_last(
     serve: Serve,
 ) -> None:
-    async def kill(client: WireClient, times: int) -> None:
-        for _ in range(times):
-            worker = await ready(client)
-            client.progress.clear()
-            await client.read_until_running("endless")
-            os.kill(worker, signal.SIGKILL)
-
     async with serve() as rig:
         client = await rig.client("session")
         await client.submit("endless", "hang")
-        await kill(client, 2)
-        await ready(client)
+        await kill_beside(rig, "endless", 2)
     async with serve() as rig:
         client = await rig.client("session")
-        await kill(client, MAX_KILLS - 2)
+        await kill_beside(rig, "endless", MAX_KILLS - 2)
         error = await failure(client, "endless")
         assert error.code == "worker_crashed"
         assert error.details["kills"] == MAX_KILLS

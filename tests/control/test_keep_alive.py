@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from control.conftest import Serve, until
 from control.plane import Plane
 
-from offload_protocol.errors import ModelLoadFailed, Unauthorized
+from offload_protocol.errors import ModelLoadFailed, Unauthorized, WorkerCrashed
 from offload_protocol.messages import ErrorInfo, Load, Models, Pin, Unload, Unpin
 from offloadd.channel.messages import ModelFailed, UnloadModel
 from offloadd.channel.specs import ModelSpec
@@ -49,6 +50,28 @@ def test_the_request_goes_before_the_model_and_the_model_before_the_daemon(
         assert not plane.in_memory
         assert plane.model.reason.startswith("left: not used for ")
         assert plane.model.state == "registered"
+
+
+def test_why_a_model_left_is_in_the_log_and_with_the_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"), default_s=5.0)
+    plane.draw("a")
+    plane.now_s = 60.0
+    with caplog.at_level(logging.INFO, logger="offloadd.control"):
+        plane.tick()
+    plane.work()
+    assert plane.model.reason.startswith("left: not used for ")
+    assert [record.getMessage() for record in caplog.records] == [f"model m {plane.model.reason}"]
+
+
+def test_a_model_that_went_with_its_worker_says_so() -> None:
+    plane = Plane(ModelSpec(name="m", source="/m"))
+    plane.draw("a")
+    assert plane.model.reason == "for a job"
+    plane.models.worker_lost(WorkerCrashed("the worker process was killed by SIGSEGV"))
+    assert plane.model.reason == "left: the worker process was killed by SIGSEGV"
+    assert plane.model.state == "registered"
 
 
 def test_each_use_begins_the_time_anew() -> None:
