@@ -94,6 +94,8 @@ class DeviceReport(FromWorker, frozen=True):
     host_bytes: int = 0
     parked_bytes: int = 0
     """Of jobs that gave way."""
+    reusable_bytes: int = 0
+    """Not free, but kept by the worker's allocator for what comes next."""
     placed: dict[str, Placed] = msgspec.field(default_factory=dict)
     """Of the models in memory, by `MODEL/COMPONENT`."""
     link_bytes_per_s: float = 0.0
@@ -186,13 +188,15 @@ class JobStays(FromWorker, frozen=True):
 class JobEnded(FromWorker, frozen=True):
     """The end of a job, with its outcome or its error; frames belong to the outcome.
 
-    `is_better_shared` as in `JobParked`.
+    `is_better_shared` as in `JobParked`. `activations_bytes`: what was on the device at the worst
+    moment besides what is there now, that is, weights; 0 where it cannot be told.
     """
 
     job: str
     outcome: Outcome | None = None
     error: ErrorInfo | None = None
     is_better_shared: bool = False
+    activations_bytes: int = 0
 
 
 WorkerOrder = (

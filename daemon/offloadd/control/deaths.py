@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,23 @@ class Death:
 
     error: WorkerCrashed
     is_own_fault: bool
+
+
+def suspects(
+    going: Sequence[Job], loading: Sequence[Job], loads: Collection[str]
+) -> tuple[list[Job], bool]:
+    """The jobs of which a worker may have died, and whether it can only have been the one.
+
+    `going` had the device, `loading` had their models loaded, `loads` are the models that clients
+    had asked for. Where several jobs had the device, or a model was loaded beside, each is alone
+    from now on, so that the next time it is known.
+    """
+    models = {*loads, *(job.request.model for job in loading)}
+    is_only_one = len(going) + len(models) <= 1
+    found = [*going, *loading]
+    for job in found:
+        job.is_alone = job.is_alone or not is_only_one
+    return found, is_only_one
 
 
 def blame(job: Job, death: Death, is_only_suspect: bool = True) -> WorkerCrashed | None:

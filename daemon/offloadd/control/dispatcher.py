@@ -25,9 +25,9 @@ from offload_protocol.errors import (
     WorkerCrashed,
 )
 from offload_protocol.messages import Submit
-from offloadd.channel.messages import JobEnded, JobParked, JobProgressed, JobStays
+from offloadd.channel.messages import DeviceReport, JobEnded, JobParked, JobProgressed, JobStays
 from offloadd.control.admission import Admission
-from offloadd.control.deaths import Death, blame
+from offloadd.control.deaths import Death, blame, suspects
 from offloadd.control.endings import Endings, Watchers
 from offloadd.control.estimates import steps_of
 from offloadd.control.hosted_model import HostedModel
@@ -154,12 +154,13 @@ class Dispatcher:
         """
         self._starts.has_worker = False
         lost = list(self.turns)
-        suspects, is_only_one = self.turns.suspects(loads)
+        going, loading = self.turns.going(), list(self.turns.loading.values())
+        involved, is_only_one = suspects(going, loading, loads)
         for job in lost:
             self.turns.leave(job)
         for job in lost:
-            error = blame(job, death, is_only_one) if job in suspects else None
-            if job in suspects:
+            error = blame(job, death, is_only_one) if job in involved else None
+            if job in involved:
                 self._journal.note_deaths(job.number, job.strikes, job.kills)
             if job.stopping is not None:
                 self._finish(job, job.stopping)
@@ -186,6 +187,10 @@ class Dispatcher:
                 if job.request.model == model.spec.name and is_waiting:
                     self._scheduler.remove(job.key)
                     self._finish(job, error)
+
+    def device_measured(self, report: DeviceReport) -> None:
+        """The worker has measured its device's memory."""
+        self.turns.device = report
 
     def progressed(self, news: JobProgressed, frames: Sequence[Frame] = ()) -> None:
         """A job has come further."""
@@ -220,6 +225,8 @@ class Dispatcher:
         job = self.turns.get(news.job)
         if job is None:
             return
+        if not job.has_shared:
+            self._models.note_activations(job.request.model, news.activations_bytes)
         steps = steps_of(job.request.arguments)
         self._models.note_sharing(job.request.model, news.is_better_shared)
         # The worker's own time: ours holds what the loop did for others meanwhile.

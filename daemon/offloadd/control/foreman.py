@@ -83,6 +83,7 @@ class Foreman:
                 self._dispatcher.ended(news, frames)
             case DeviceReport():
                 self.device = news
+                self._dispatcher.device_measured(news)
             case ModelDescribed() | ModelLoaded() | ModelFailed() | ModelUnloaded():
                 self._model_news(news)
             case _:

@@ -35,6 +35,8 @@ class HostedModel:
     is_pinned: bool = False
     shares: bool = False
     """Its jobs take less time together than one after the other, so the worker says."""
+    activations_bytes: int = 0
+    """The most that one of its jobs has been seen to take on the device by itself."""
     failures: int = 0
     """Loads in a row that failed."""
     retry_at_s: float = 0.0

@@ -61,6 +61,8 @@ class Job:
     """How often the worker died beside it from outside, or perhaps of something else."""
     is_alone: bool = False
     """No other job and no load goes on beside it: a worker died while one did."""
+    has_shared: bool = False
+    """Another job went on beside it, so that what was measured is not its own."""
     state: JobState = "queued"
     position: int | None = None
     starts_in_s: float | None = None
@@ -113,6 +115,7 @@ class Job:
         self.state, self.step, self.steps = "queued", 0, 0
         self.started_s = self.running_since_s = self.turn_since_s = None
         self.used_s = self.charged_s = 0.0
+        self.has_shared = False
 
     def device_s(self, now_s: float) -> float:
         """How long it has had the device."""

@@ -115,6 +115,11 @@ class ModelTable:
         if (model := self._models.get(name)) is not None:
             model.shares = is_better_shared
 
+    def note_activations(self, name: str, activations_bytes: int) -> None:
+        """A job on a model has taken so much of the device by itself."""
+        if (model := self._models.get(name)) is not None:
+            model.activations_bytes = max(model.activations_bytes, activations_bytes)
+
     def check(self, model: HostedModel) -> None:
         """Raise why a model cannot be loaded, for a while after that failed."""
         check_pause(model, self._clock())

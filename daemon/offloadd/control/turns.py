@@ -13,12 +13,20 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from offloadd.channel.messages import CancelJob, GiveWay, ResumeJob, RunJob, ToWorker
+from offloadd.channel.messages import (
+    CancelJob,
+    DeviceReport,
+    GiveWay,
+    ResumeJob,
+    RunJob,
+    ToWorker,
+)
 from offloadd.control.jobs import Job
 from offloadd.control.models import ModelTable
 from offloadd.control.scheduler import Scheduler, Ticket
+from offloadd.control.sweep_room import jobs_that_fit
 
 STAY_S = 1.0
 """How long a job that could not give way is not asked again."""
@@ -46,6 +54,8 @@ class Turns:
         self.beside: dict[str, Job] = {}
         self.parked: dict[str, Job] = {}
         self.loading: dict[str, Job] = {}
+        self.device: DeviceReport | None = None
+        """As it was measured last, while no job computed."""
         self._scheduler = scheduler
         self._models = models
         self._clock = clock
@@ -75,20 +85,6 @@ class Turns:
         """The jobs that have the device."""
         return ([] if self.running is None else [self.running]) + list(self.beside.values())
 
-    def suspects(self, loads: Collection[str]) -> tuple[list[Job], bool]:
-        """The jobs of which a worker may have died, and whether it can only have been the one.
-
-        `loads` are the models that clients had asked it to load. Where several jobs had the device,
-        or a model was loaded beside, each is alone from now on, so that the next time it is known.
-        """
-        going, loading = self.going(), list(self.loading.values())
-        loads = {*loads, *(job.request.model for job in loading)}
-        is_only_one = len(going) + len(loads) <= 1
-        suspects = [*going, *loading]
-        for job in suspects:
-            job.is_alone = job.is_alone or not is_only_one
-        return suspects, is_only_one
-
     def uses(self, model: str) -> bool:
         """Some job on this model is on the worker."""
         return any(job.request.model == model for job in self)
@@ -105,8 +101,11 @@ class Turns:
         if job is None or job.is_alone or job.stopping is not None:
             return False
         model = self._models.get(job.request.model)
-        is_full = 1 + len(self.beside) >= self._max_sweep
-        return not self._is_asked and not is_full and model is not None and model.shares
+        if self._is_asked or model is None or not model.shares:
+            return False
+        fit = jobs_that_fit(self.device, model.activations_bytes)
+        most = self._max_sweep if fit is None else min(fit, self._max_sweep)
+        return 1 + len(self.beside) < most
 
     @property
     def _is_asked(self) -> bool:
@@ -161,6 +160,8 @@ class Turns:
         """A job shares the device with the one that runs."""
         self._charge(now_s)
         self.beside[job.key] = job
+        for one in self.going():
+            one.has_shared = True
         self._go_on(job, now_s)
 
     def _go_on(self, job: Job, now_s: float) -> None:

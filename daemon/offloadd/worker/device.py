@@ -104,10 +104,18 @@ def report(
         ring_bytes=ring_bytes,
         host_bytes=host_bytes,
         parked_bytes=parked_bytes,
+        reusable_bytes=_reusable_bytes(device),
         placed=dict(placed),
         link_bytes_per_s=measured.link_bytes_per_s if measured else 0.0,
         compute_s=dict(measured.compute_s) if measured else {},
     )
+
+
+def _reusable_bytes(device: Device) -> int:
+    if device.is_cpu:
+        return 0
+    where = device.torch_device
+    return torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
 
 
 def _cpu() -> Device:

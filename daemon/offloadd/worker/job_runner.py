@@ -79,7 +79,12 @@ class JobRunner:
             self._channel.send(told)
         else:
             outcome, packed = done
-            told = JobEnded(job=job.job, outcome=outcome, is_better_shared=turn.is_better_shared)
+            told = JobEnded(
+                job=job.job,
+                outcome=outcome,
+                is_better_shared=turn.is_better_shared,
+                activations_bytes=turn.activations_bytes,
+            )
             self._channel.send(told, packed)
 
     def _use(
@@ -150,6 +155,7 @@ class JobRunner:
             lambda aside: turn.at_border(_Measured(aside, clock), model),
             progress.shown if job.preview_every_s is not None else None,
         )
+        turn.activations_bytes = clock.activations_bytes()
         packed: list[values.Frame] = []
         outcome = Outcome(
             outputs=values.pack(outputs, packed),
@@ -208,6 +214,10 @@ class _OwnTurns:
 
     def peak_bytes(self) -> int:
         return max(self._peak_bytes, self._meter.peak_bytes())
+
+    def activations_bytes(self) -> int:
+        held_bytes = self._meter.held_bytes()
+        return max(self.peak_bytes() - held_bytes, 0) if held_bytes else 0
 
     def stop(self) -> None:
         self._earlier_s, self._peak_bytes = self.running_s(), self.peak_bytes()

@@ -39,6 +39,12 @@ class PeakMeter:
             return int(torch.cuda.max_memory_allocated(self._device))
         return _host_peak_bytes() if self._was_reset else 0
 
+    def held_bytes(self) -> int:
+        """What is held on a GPU now; 0 on a CPU, where it cannot be told from the rest."""
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_allocated(self._device))
+
     def _reset_host_peak(self) -> None:
         self._was_reset = True
         if _host_peak_bytes() - _resident_bytes() <= _SLACK_BYTES:

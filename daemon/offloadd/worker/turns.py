@@ -48,6 +48,7 @@ class JobTurn:
         self._send = send
         self.is_better_shared = False
         """What the job has seen of its model when it last had the device."""
+        self.activations_bytes = 0
         self._is_cancelled = False
         self._is_to_give_way = False
         self._may_go = threading.Event()
