@@ -271,7 +271,7 @@ def test_the_time_that_a_daemon_was_down_counts_as_waiting() -> None:
     recover(jobs, plane.dispatcher, plane.endings, Leases(), 30.0, plane.clocks)
     plane.dispatcher.tick()
     states = {job.request.job: job.state for job in plane.dispatcher.table}
-    assert states == {"a": "failed", "b": "queued"}
+    assert states == {"a": "failed", "b": "loading"}, "the other is in time, and starts"
 
 
 def test_a_job_whose_arguments_are_lost_or_whose_model_is_gone_says_so() -> None:
