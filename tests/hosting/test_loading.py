@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
+from hosting.hosting_help import Drawn, draw, host
 from hosting.tiny_pipelines import save_sd
 
 from offload_protocol.errors import Cancelled
 from offloadd.channel.specs import model_spec
+from offloadd.hosting import skeletons
 from offloadd.hosting.describe import describe
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel
@@ -23,6 +27,7 @@ from offloadd.store.arena.client import ArenaClient
 from offloadd.store.open_file import OpenFile
 from offloadd.store.read_plan import Segment
 from offloadd.store.reader import DiskReader
+from offloadd.worker.baton import Baton
 
 PATIENCE_S = 60.0
 
@@ -111,6 +116,54 @@ def test_case_31_while_the_disk_is_slow_jobs_have_the_device(loading: Loading) -
     loading.thread.join(PATIENCE_S)
     assert loading.model is not None
     assert loading.has_device
+
+
+def test_jobs_go_on_stepping_while_a_class_of_its_own_loading_is_loaded(
+    sd_directory: Path,
+    references: dict[Path, Drawn],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Classes of the libraries stand in for such a one: their own from_pretrained has to be used.
+    monkeypatch.setattr(skeletons, "loads_in_its_own_way", lambda kind: True)
+    running = host(sd_directory)
+    baton = Baton()
+    disk = DiskReader(threads=1)
+    arena = ArenaClient.alone(disk)
+    other = DeviceHost(CpuAccelerator(), tmp_path, arena, disk, baton.released)
+    loaded: list[HostedModel] = []
+
+    def load() -> None:
+        with baton.held():
+            loaded.append(host(sd_directory, on=other))
+
+    loading = threading.Thread(target=load)
+    borders_beside_loader = 0
+
+    def at_border() -> None:
+        nonlocal borders_beside_loader
+        baton.lend()
+        children = psutil.Process().children()
+        borders_beside_loader += any(_is_loader(child) for child in children)
+
+    loading.start()
+    while loading.is_alive():
+        with baton.held():
+            draw(running, at_border=at_border)
+    loading.join()
+    assert borders_beside_loader >= 20, "a loader takes seconds to start, a step milliseconds"
+    for model in (running, loaded.pop()):
+        np.testing.assert_array_equal(draw(model), references[sd_directory])
+        assert model.unload() == []
+    arena.close()
+    disk.close()
+
+
+def _is_loader(process: psutil.Process) -> bool:
+    try:
+        return any("pack_writer" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def test_case_31_a_cancelled_load_reads_no_further_and_leaves_nothing(loading: Loading) -> None:

@@ -8,16 +8,19 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+import transformers
 from hosting.hosting_help import device_host
 from offload.tiny_models import TINY_MODELS
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from offload_protocol.errors import ModelLoadFailed
 from offloadd.channel.specs import OffloadSpec
+from offloadd.hosting import pack_writer, parts, plain_loading
 from offloadd.hosting.device_host import Supplier
 from offloadd.hosting.packs import packed_weights, write_packs
 from offloadd.hosting.parts import build_part, finish_part
-from offloadd.hosting.skeletons import NotReproducible, build_skeleton
+from offloadd.hosting.stand_ins import class_to_build
 from offloadd.hosting.weights import Weights, unmatched_weights
 from offloadd.store.index import ComponentFiles, read_checkpoint
 
@@ -140,20 +143,97 @@ def test_ties_survive_the_building(tmp_path: Path) -> None:
     assert "encoder.embed_tokens.weight" not in weights.layout.slots()
 
 
-class Peculiar(diffusers.AutoencoderKL):  # type: ignore[misc]
-    """A class that loads in its own way."""
+class Peculiar(diffusers.PriorTransformer):  # type: ignore[misc]
+    """A class that loads in its own way: the file's weights and buffers are doubled."""
 
     @classmethod
     def from_pretrained(cls, directory: Any, **options: Any) -> Any:
         module, news = super().from_pretrained(directory, **options)
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data *= 2
         return module, news
 
 
-def test_a_class_that_loads_in_its_own_way_is_asked_to(tmp_path: Path) -> None:
-    files = saved(TINY_MODELS["vae"].build(), tmp_path)
+class Unlike(diffusers.PriorTransformer):  # type: ignore[misc]
+    """A class that loads more than its constructor builds."""
+
+    @classmethod
+    def from_pretrained(cls, directory: Any, **options: Any) -> Any:
+        module, news = super().from_pretrained(directory, **options)
+        module.register_parameter("more", nn.Parameter(torch.zeros(3)))
+        return module, news
+
+
+def built_and_packed(
+    kind: type[Any], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> ComponentFiles:
+    """A component of a class that only this process knows, whose pack is written here then."""
+    files = saved(TINY_MODELS["prior"].build(), directory)
+    for module in (parts, plain_loading):
+        monkeypatch.setattr(module, "component_class", lambda *names: kind)
+    order = build_part(files, torch.float32, supply()).order
+    assert order is not None
+    assert order.how == "load"
+    pack_writer._WRITERS[order.how](order)
+    return files
+
+
+def test_a_class_that_loads_in_its_own_way_is_asked_to_by_the_writer_of_packs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = built_and_packed(Peculiar, tmp_path, monkeypatch)
+    expected, _ = Peculiar.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert dict(expected.named_buffers())
+    same(whole(files, torch.float32), expected)
+
+
+def test_a_class_that_loads_what_its_configuration_does_not_say_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelLoadFailed, match="'more'"):
+        built_and_packed(Unlike, tmp_path, monkeypatch)
+
+
+def test_a_class_that_stands_for_another_is_built_as_that_one(tmp_path: Path) -> None:
+    files = saved(
+        diffusers.Transformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=4,
+            out_channels=8,
+            num_layers=1,
+            sample_size=8,
+            patch_size=2,
+            norm_type="ada_norm_zero",
+            num_embeds_ada_norm=10,
+        ),
+        tmp_path / "dit",
+    )
+    expected = diffusers.Transformer2DModel.from_pretrained(tmp_path / "dit")
+    assert type(expected) is diffusers.DiTTransformer2DModel
+    read = whole(files, torch.float32)
+    assert type(read) is type(expected)
+    same(read, expected)
+    _, weights = load_module(files, torch.float32)
     assert files.checkpoint is not None
-    with pytest.raises(NotReproducible, match="Peculiar"):
-        build_skeleton(Peculiar, tmp_path, files.checkpoint, torch.float32)
+    assert weights.index.files == files.checkpoint.files
+
+
+@pytest.mark.parametrize(
+    ("name", "automatic"),
+    [
+        ("vae", diffusers.AutoModel),
+        ("clip", diffusers.AutoModel),
+        ("clip", transformers.AutoModel),
+    ],
+)
+def test_an_automatic_class_is_the_class_that_it_chooses(
+    name: str, automatic: type[Any], tmp_path: Path
+) -> None:
+    module: Any = TINY_MODELS[name].build()
+    module.save_pretrained(tmp_path)
+    chosen = class_to_build("part", automatic, tmp_path)
+    assert chosen is type(automatic.from_pretrained(str(tmp_path)))
 
 
 def test_the_pack_of_a_class_that_loads_by_itself_holds_what_it_loaded(tmp_path: Path) -> None:

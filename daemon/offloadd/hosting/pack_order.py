@@ -20,7 +20,7 @@ from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout, TensorSpec, lay_out
 from offloadd.store.pack_cache import SourceFile
 
-_VERSION = "offloadd pack 2"
+_VERSION = "offloadd pack 3"
 _DIGITS = 32
 
 

@@ -105,18 +105,21 @@ def _write_loaded(order: PackOrder) -> None:
         order.variant,
         getattr(torch, order.dtype),
     )
-    tensors: dict[str, torch.Tensor] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    entries = _loaded_entries(order, tensors, list(module.state_dict()))
+    entries = [*_loaded_weights(order, module), *_loaded_buffers(module)]
     write_pack(Path(order.path), entries, pack_metadata(order.files))
 
 
-def _loaded_entries(
-    order: PackOrder, tensors: dict[str, torch.Tensor], saved: list[str]
-) -> Iterator[PackEntry]:
+def _loaded_weights(order: PackOrder, module: torch.nn.Module) -> Iterator[PackEntry]:
+    tensors = dict(module.named_parameters(remove_duplicate=False))
     wanted = order.layout().slots()
+    served = {id(tensors[name]) for name in wanted if name in tensors}
+    if surplus := [name for name, one in tensors.items() if id(one) not in served]:
+        raise ModelLoadFailed(
+            f"component {order.component!r}: {order.class_name} loads {surplus[0]!r}, which its "
+            "configuration does not give it",
+            hint="models whose parts depend on more than config.json are not hosted",
+            details={"component": order.component, "tensors": surplus},
+        )
     for name, slot in wanted.items():
         tensor = tensors.get(name)
         found = None if tensor is None else (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape))
@@ -129,11 +132,13 @@ def _loaded_entries(
                 details={"component": order.component, "tensor": name},
             )
         yield _entry(slot.spec, tensor)
-    for name in saved:
-        tensor = tensors.get(name)
-        if name in wanted or tensor is None or isinstance(tensor, torch.nn.Parameter):
-            continue
-        yield _entry(TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)), tensor)
+
+
+def _loaded_buffers(module: torch.nn.Module) -> Iterator[PackEntry]:
+    # Those too that checkpoints leave out: loading may have computed them from weights.
+    for name, buffer in module.named_buffers():
+        if (dtype := DTYPE_NAMES.get(buffer.dtype)) is not None:
+            yield _entry(TensorSpec(name, dtype, tuple(buffer.shape)), buffer)
 
 
 def _write_unpickled(order: PackOrder) -> None:

@@ -5,23 +5,25 @@ Raises name every tensor that is missing or has another shape, before a byte of 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
+from offload_protocol.errors import ModelLoadFailed
 from offloadd.hosting.classes import component_class
 from offloadd.hosting.pack_order import PackOrder
 from offloadd.hosting.packs import Packs, packed_weights
-from offloadd.hosting.plain_loading import UNFIT, load_plain, unfit
+from offloadd.hosting.plain_loading import UNFIT, unfit
 from offloadd.hosting.skeletons import NotReproducible, build_skeleton
+from offloadd.hosting.stand_ins import class_to_build
 from offloadd.hosting.weights import (
     Weights,
     fill_buffers,
+    loaded_buffers,
     match_weights,
     stored_buffers,
     unmatched_weights,
@@ -30,8 +32,6 @@ from offloadd.offload.casting import Casting
 from offloadd.store.index import ComponentFiles
 from offloadd.store.index.pipeline import Recall
 from offloadd.store.source import WeightSource
-
-_log = logging.getLogger(__name__)
 
 
 class Source(WeightSource, Protocol):
@@ -65,38 +65,43 @@ class Supply(Protocol):
 class Part:
     """A component without its weights, the weights that it wants, and the pack they come in.
 
-    Without an order the weights are read as they lie. `buffers_in` says which files hold the
-    module's buffers: the component's own, the pack, or none, where the module has them already.
+    Without an order the weights are read as they lie. `is_loaded` says that the pack holds what the
+    class's own `from_pretrained` loads, buffers included; otherwise the component's files hold
+    these.
     """
 
     files: ComponentFiles
     module: nn.Module
     weights: Weights
     order: PackOrder | None = None
-    buffers_in: Literal["files", "pack", "none"] = "files"
+    is_loaded: bool = False
 
 
 def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Part:
-    """Build a component's module; raises `ModelLoadFailed` naming every tensor that is missing."""
+    """Build a component's module; raises `ModelLoadFailed` naming every tensor that is missing.
+
+    What only the class itself can read is never loaded here: the writer of packs does it, beside
+    the turns of others and with settings that it may change.
+    """
     checkpoint, name = files.checkpoint, files.name
     assert checkpoint is not None  # the caller has looked
     kind = component_class(name, files.library, files.class_name)
     packs, casting = supply.packs(name), supply.casting(name)
     try:
-        skeleton = build_skeleton(kind, files.directory, checkpoint, dtype)
+        built = class_to_build(name, kind, files.directory)
+        skeleton = build_skeleton(built, files.directory, checkpoint, dtype)
     except NotReproducible as reason:
-        _log.info("%s is loaded by its own class: %s", name, reason)
-        module = load_plain(
-            name, files.library, files.class_name, files.directory, checkpoint.variant, dtype
-        )
-        wanted = unmatched_weights(module, checkpoint, casting)
-        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), "none")
+        raise ModelLoadFailed(
+            f"component {name!r} cannot be hosted: {reason}",
+            hint="take the model with components of diffusers' and transformers' model classes",
+            details={"component": name, "path": str(files.directory)},
+        ) from reason
     except UNFIT as error:
         raise unfit(name, files.class_name, files.directory, error) from error
     module = skeleton.module
     if skeleton.names is None:
         wanted = unmatched_weights(module, checkpoint, casting)
-        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), "pack")
+        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), True)
     wanted = match_weights(module, skeleton.names, checkpoint, casting)
     if wanted.is_direct:
         return Part(files, module, wanted)
@@ -113,14 +118,15 @@ def finish_part(
     weights = part.weights
     if part.order is not None:
         weights = packed_weights(part.order, part.weights, supply.recall)
-    if part.buffers_in == "none":
-        return weights, []
-    held = stored_buffers(part.module, part.weights if part.buffers_in == "files" else weights)
+    if part.is_loaded:
+        held = loaded_buffers(part.module, weights)
+    else:
+        held = stored_buffers(part.module, part.weights)
     if not held.layout.size_bytes:
         return weights, []
     source = supply.open(part.files, held, watch)
     with ExitStack() as undo:
         undo.callback(source.close)
-        fill_buffers(part.module, source)
+        fill_buffers(part.module, source, as_stored=part.is_loaded)
         undo.pop_all()
     return weights, [source]

@@ -1,4 +1,7 @@
-"""Loads a component with the `from_pretrained` of its own class, whole and into plain memory."""
+"""Loads a component with the `from_pretrained` of its own class, whole and into plain memory.
+
+Only the writer of packs does that: it takes memory and time, and changes settings of its process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def load_plain(
     kind = component_class(component, library, class_name)
     try:
         module, news = kind.from_pretrained(
-            directory,
+            str(directory),
             dtype=dtype,
             variant=variant,
             use_safetensors=True,

@@ -1,8 +1,9 @@
 """Modules without weights: parameters on meta, buffers and plain tensors real, dtypes as computed.
 
 Promises: what is built here equals what `from_pretrained` of the same class builds, but for the
-weights, which stay away until somebody brings them. A class that loads in a way of its own is not
-built here; `NotReproducible` says why.
+weights, which stay away until somebody brings them. Of a class that loads in a way of its own this
+is checked when its `from_pretrained` has loaded it, in the process that writes packs. What cannot
+be built from a configuration at all is refused; `NotReproducible` says why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from offloadd.hosting import diffusers_skeletons, transformers_skeletons
+from offloadd.hosting.stand_ins import loads_in_its_own_way
 from offloadd.offload.forms import DTYPES
 from offloadd.store.index import CheckpointIndex
 
@@ -30,7 +32,7 @@ _LIBRARIES: tuple[tuple[type[Any], Any], ...] = (
 
 
 class NotReproducible(Exception):
-    """The class has to be loaded by its own `from_pretrained`; the text says why."""
+    """Modules of the class cannot be built without their weights; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class Skeleton:
     """A module in evaluation mode with its parameters on meta.
 
     `names` gives, for each tensor of the module that the checkpoint holds, the checkpoint's name;
-    None if values have to be converted on the way.
+    None if values have to be converted on the way, or may be: then they are what the class's own
+    `from_pretrained` gives, and so are its buffers, some of which may be on meta.
     """
 
     module: nn.Module
@@ -68,9 +71,9 @@ def build_skeleton(
         if name in stored and rule(name, buffer.dtype) != buffer.dtype:
             path, _, attribute = name.rpartition(".")
             module.get_submodule(path)._buffers[attribute] = buffer.to(rule(name, buffer.dtype))
-    if elsewhere := [name for name, buffer in module.named_buffers() if buffer.is_meta]:
-        raise NotReproducible(f"{kind.__name__} builds {elsewhere[0]!r} from its weights")
-    return Skeleton(module.eval(), names)
+    # A buffer on meta is one that the constructor computes from weights.
+    needs_loading = loads_in_its_own_way(kind) or any(one.is_meta for one in module.buffers())
+    return Skeleton(module.eval(), None if needs_loading else names)
 
 
 def config_value(config: Any, key: str) -> Any:
@@ -118,8 +121,6 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _library(kind: type[Any]) -> Any:
     for base, library in _LIBRARIES:
         if issubclass(kind, base):
-            if kind.from_pretrained.__func__ is not base.from_pretrained.__func__:
-                raise NotReproducible(f"{kind.__name__} has a from_pretrained of its own")
             return library
     raise NotReproducible(f"{kind.__name__} is no model class of diffusers or transformers")
 

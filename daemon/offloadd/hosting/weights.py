@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from offload_protocol.errors import ModelLoadFailed
 from offloadd.offload.casting import Casting
 from offloadd.offload.forms import DTYPES
 from offloadd.offload.groups import module_layout
@@ -90,11 +91,42 @@ def stored_buffers(module: nn.Module, weights: Weights) -> Weights:
     """Those buffers of a module that the files hold, as they are stored there."""
     index, names = weights.index, weights.names
     held = dict(module.named_buffers())
-    wanted = {
-        name: names.get(name, name)
-        for name in module.state_dict()
-        if name in held and names.get(name, name) in index.tensors
-    }
+    return _buffers(
+        index,
+        {
+            name: names.get(name, name)
+            for name in module.state_dict()
+            if name in held and names.get(name, name) in index.tensors
+        },
+    )
+
+
+def loaded_buffers(module: nn.Module, weights: Weights) -> Weights:
+    """All buffers of a module, as the pack holds them that its class loaded.
+
+    Raises `ModelLoadFailed` where the pack lacks one that only loading gives a value, or has one
+    that the module does not know.
+    """
+    index = weights.index
+    held = dict(module.named_buffers())
+    if surplus := sorted(index.tensors.keys() - held.keys() - weights.layout.slots().keys()):
+        raise ModelLoadFailed(
+            f"loading gives {type(module).__name__} a buffer {surplus[0]!r}, which its "
+            "configuration does not give it",
+            hint="models whose parts depend on more than config.json are not hosted",
+            details={"tensors": surplus},
+        )
+    index.require(
+        {
+            name: tuple(one.shape)
+            for name, one in held.items()
+            if one.is_meta or name in index.tensors
+        }
+    )
+    return _buffers(index, {name: name for name in held if name in index.tensors})
+
+
+def _buffers(index: CheckpointIndex, wanted: dict[str, str]) -> Weights:
     specs = [
         TensorSpec(name, index.tensors[there].spec.dtype, index.tensors[there].spec.shape)
         for name, there in wanted.items()
@@ -102,8 +134,8 @@ def stored_buffers(module: nn.Module, weights: Weights) -> Weights:
     return Weights(index, lay_out([("", specs)]), wanted, {})
 
 
-def fill_buffers(module: nn.Module, source: WeightSource) -> None:
-    """Copy buffers into a module; each keeps the dtype that it was built with."""
+def fill_buffers(module: nn.Module, source: WeightSource, *, as_stored: bool = False) -> None:
+    """Copy buffers into a module; each keeps the dtype that it was built with, or is stored in."""
     layout = source.layout
     memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     source.read(0, layout.size_bytes, view_of(memory)).result()
@@ -111,8 +143,8 @@ def fill_buffers(module: nn.Module, source: WeightSource) -> None:
         stored = memory[slot.offset_bytes : slot.stop_bytes].view(DTYPES[slot.spec.dtype])
         path, _, attribute = name.rpartition(".")
         owner = module.get_submodule(path)
-        before = owner.get_buffer(attribute)
-        owner._buffers[attribute] = stored.reshape(slot.spec.shape).to(before.dtype, copy=True)
+        dtype = stored.dtype if as_stored else owner.get_buffer(attribute).dtype
+        owner._buffers[attribute] = stored.reshape(slot.spec.shape).to(dtype, copy=True)
 
 
 def _may_be_missing(module: nn.Module, name: str) -> bool:

@@ -159,7 +159,9 @@ class Models:
         except KeyError:
             raise UnknownModel(f"this worker knows no model {name!r}") from None
         # The files may have changed since the model was registered; what is checked is loaded.
-        description = self._describe(spec)
+        with self._baton.released():
+            # It may have to read many files, or to rewrite pickles.
+            description = self._describe(spec)
         if isinstance(description, NoopModel):
             return description
         memory = measure(self._device)
