@@ -17,12 +17,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from offload_protocol.messages import ComponentInfo, ErrorInfo, Outcome, Timings
-from offloadd.channel.framing import ChannelClosed, WorkerEnd
+from offloadd.channel.framing import ChannelClosed, Frame, WorkerEnd
 from offloadd.channel.messages import (
     CancelJob,
     DeviceReport,
+    FromWorker,
     GiveWay,
     JobEnded,
     JobParked,
@@ -48,6 +50,16 @@ PARAMETERS = [
     ParameterInfo(name="guidance_scale", kinds=["float"]),
     ParameterInfo(name="image", kinds=["image", "array"]),
 ]
+
+
+class Channel(WorkerEnd):
+    """A channel whose end ends the worker, whichever thread notices it first."""
+
+    def send(self, message: FromWorker, frames: Sequence[Frame] = ()) -> None:
+        try:
+            super().send(message, frames)
+        except ChannelClosed:
+            os._exit(0)
 
 
 class ScriptedWorker:
@@ -214,7 +226,7 @@ def main() -> None:
         print("no device here", file=sys.stderr, flush=True)
         os._exit(20)
     time.sleep(options.late_s)
-    channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
+    channel = Channel(socket.socket(fileno=options.channel_fd))
     ScriptedWorker(channel, options.device).run()
 
 

@@ -38,3 +38,12 @@ def test_a_model_is_planned_from_its_headers_and_drawn_and_not_loaded(
     assert hosted.host_bytes > 0
     with Image.open(picture) as drawn:
         assert drawn.size[0] > 100
+
+
+def test_a_hosted_model_is_planned_as_it_is_hosted(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        client.load("half", SHAPES, device_budget="60%", offload={"mode": "stream"})
+        as_hosted, whole = client.plan("half"), client.plan("half", device_budget="100%")
+        client.unload("half")
+    assert [part.offload for part in as_hosted.components if part.bytes] == ["stream"] * 3
+    assert as_hosted.device_budget_bytes < whole.device_budget_bytes

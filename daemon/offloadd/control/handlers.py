@@ -222,9 +222,10 @@ class Handlers:
             options["device_budget"] = request.device_budget
         hosted = self._models.get(request.source)
         if hosted is not None:
-            spec = msgspec.structs.replace(
-                _spec("plan", "builtin:shapes", options), source=hosted.spec.source
-            )
+            # As it is hosted, but for what is asked to be otherwise.
+            given = _spec("plan", "builtin:shapes", options)
+            changes = {key: getattr(given, key) for key in options}
+            spec = msgspec.structs.replace(hosted.spec, name="plan", **changes)
             return self._forecasts.ask(spec, request.host_budget)
         if not request.source.startswith("builtin:"):
             self._roles.require(session.connection.peer, "planning a model from a path")
