@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from offload_client.aio_job import AsyncJob
@@ -89,6 +89,7 @@ class AsyncClient(Looping):
         detached: bool = False,
         keep_alive_s: float | None = None,
         preview_every_s: float | None = None,
+        adapters: Sequence[Mapping[str, Any]] = (),
         **arguments: Any,
     ) -> Result:
         """Draw, and wait for the result; arguments and errors as for `Client.generate`.
@@ -115,6 +116,7 @@ class AsyncClient(Looping):
             detached=detached,
             keep_alive_s=keep_alive_s,
             preview_every_s=preview_every_s,
+            adapters=adapters,
         )
         record, seen = job._record, 0
         with self._cancelling(record):
@@ -143,6 +145,7 @@ class AsyncClient(Looping):
         detached: bool = False,
         keep_alive_s: float | None = None,
         preview_every_s: float | None = None,
+        adapters: Sequence[Mapping[str, Any]] = (),
         **arguments: Any,
     ) -> AsyncJob:
         """Queue a job and return at once; arguments and errors as for `Client.submit`.
@@ -165,6 +168,7 @@ class AsyncClient(Looping):
             detached=detached,
             keep_alive_s=keep_alive_s,
             preview_every_s=preview_every_s,
+            adapters=adapters,
         )
 
     async def job(self, job_id: str, *, timeout_s: float | None = None) -> AsyncJob:

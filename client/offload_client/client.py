@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from offload_client.blocking import Blocking
@@ -105,6 +105,7 @@ class Client(Blocking):
         detached: bool = False,
         keep_alive_s: float | None = None,
         preview_every_s: float | None = None,
+        adapters: Sequence[Mapping[str, Any]] = (),
         **arguments: Any,
     ) -> Result:
         """Draw, and wait for the result.
@@ -138,6 +139,8 @@ class Client(Blocking):
                 default as the model or the daemon is set.
             preview_every_s: give `on_progress` a rough grey picture of how far it is (`preview`),
                 at most so often. Pipelines without `callback_on_step_end` give none.
+            adapters: adapters of the model that colour this picture alone, in their order, such as
+                `[{"name": "style", "weight": 0.8}]`; `weight` is 1 unless given.
             arguments: any argument of the hosted pipeline's call, such as `height`, `width`,
                 `guidance_scale`, `negative_prompt`, `image`. Numbers, texts, lists, maps, numpy
                 arrays and PIL images can be sent.
@@ -166,6 +169,7 @@ class Client(Blocking):
             detached=detached,
             keep_alive_s=keep_alive_s,
             preview_every_s=preview_every_s,
+            adapters=adapters,
         )
         record, seen = job._record, 0
         with self._cancelling(record):
@@ -192,6 +196,7 @@ class Client(Blocking):
         detached: bool = False,
         keep_alive_s: float | None = None,
         preview_every_s: float | None = None,
+        adapters: Sequence[Mapping[str, Any]] = (),
         **arguments: Any,
     ) -> Job:
         """Queue a job and return at once; arguments and errors as for `generate`.
@@ -214,6 +219,7 @@ class Client(Blocking):
             detached=detached,
             keep_alive_s=keep_alive_s,
             preview_every_s=preview_every_s,
+            adapters=adapters,
         )
 
     def job(self, job_id: str, *, timeout_s: float | None = None) -> Job:

@@ -14,6 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from offload_client.channel import Channel
 from offload_client.greeting import Introduction
 from offload_client.reach import obstacle, unreachable
@@ -25,7 +27,16 @@ from offload_protocol.endpoints import EndpointChoice, client_endpoint, ipc_path
 from offload_protocol.errors import InvalidRequest, TooLarge
 from offload_protocol.keys import client_keys
 from offload_protocol.limits import Limits
-from offload_protocol.messages import JobInfo, JobList, Load, ModelInfo, ModelList, Request, Submit
+from offload_protocol.messages import (
+    AdapterChoice,
+    JobInfo,
+    JobList,
+    Load,
+    ModelInfo,
+    ModelList,
+    Request,
+    Submit,
+)
 from offload_protocol.values import Frame, pack
 
 QUICK_TIMEOUT_S = 10.0
@@ -239,9 +250,20 @@ def submission(
     named = dict(arguments) if prompt is None else {"prompt": prompt, **arguments}
     frames: list[Frame] = []
     packed = {name: pack(value, frames, limits) for name, value in named.items()}
+    options["adapters"] = _adapters(options.get("adapters", ()))
     options["job"] = options.get("job") or os.urandom(16).hex()
     submit = Submit(rid=0, model=model, arguments=packed, **options)
     return submit, [bytes(frame) for frame in frames]
+
+
+def _adapters(chosen: Any) -> list[AdapterChoice]:
+    try:
+        return msgspec.convert(list(chosen), list[AdapterChoice])
+    except (TypeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(
+            f"the adapters are not understood: {error}",
+            hint='give a list such as [{"name": "style", "weight": 0.8}]',
+        ) from None
 
 
 def _random() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -81,6 +82,21 @@ def pipeline_arguments(
                 f"{name!r} has an option of its own or is given twice", param_hint="--arg"
             )
     return arguments | shorthands
+
+
+def parse_adapters(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """The adapters of a request from `NAME` or `NAME:WEIGHT`; raises `BadParameter`."""
+    chosen: list[dict[str, Any]] = []
+    for text in texts:
+        name, colon, number = text.partition(":")
+        try:
+            weight = float(number) if colon else 1.0
+        except ValueError:
+            weight = math.nan
+        if not name or not math.isfinite(weight):
+            raise typer.BadParameter(f"{text!r} is not NAME or NAME:WEIGHT", param_hint="--adapter")
+        chosen.append({"name": name, "weight": weight})
+    return chosen
 
 
 def parse_keep_alive(text: str | None) -> float | None:

@@ -37,6 +37,12 @@ def generate(
             "--arg", metavar="KEY=VALUE", help="Any argument of the pipeline; may be repeated."
         ),
     ] = None,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter", metavar="NAME[:WEIGHT]", help="An adapter of the model; may be repeated."
+        ),
+    ] = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     timeout: TimeoutOption = None,
     keep_alive: Annotated[
@@ -62,6 +68,7 @@ def generate(
         "seed": seed,
         "timeout_s": reading.parse_duration(timeout, "--timeout"),
         "priority": priority,
+        "adapters": reading.parse_adapters(adapters or ()),
         "keep_alive_s": reading.parse_keep_alive(keep_alive),
         **reading.pipeline_arguments(arguments or (), steps, size, Client.generate),
     }

@@ -363,6 +363,8 @@ def _toml(key: str, value: Any) -> str:
         return f'"{value:04o}"'
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(k, v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(key, one) for one in value) + "]"
     return json.dumps(value)
 
 

@@ -45,6 +45,13 @@ class Ping(Request, frozen=True):
     """Asks for an empty answer."""
 
 
+class AdapterChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter of the model, and how strongly it colours the picture."""
+
+    name: str
+    weight: float = 1.0
+
+
 class Submit(Request, frozen=True):
     """Queues a job. Saying the same id with the same request again has no further effect.
 
@@ -65,6 +72,8 @@ class Submit(Request, frozen=True):
     """How long the model stays in memory after this job; below 0 for ever, 0 not at all."""
     preview_every_s: float | None = None
     """Show the running picture at most so often; not at all without it."""
+    adapters: list[AdapterChoice] = []
+    """Adapters for this job alone, by the names that the model's administrator gave them."""
 
 
 class Fetch(Request, frozen=True):

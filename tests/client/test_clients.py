@@ -64,6 +64,18 @@ def test_generate_sends_prompt_seed_and_all_other_arguments(twin: Twin, peer: Pe
     assert said == ("mine", 3, 2, 5)
 
 
+def test_adapters_are_sent_with_a_weight_of_one_unless_given(twin: Twin, peer: Peer) -> None:
+    client = twin.client(peer.endpoint)
+    chosen = [{"name": "ink"}, {"name": "oil", "weight": 2}]
+    twin.do(client.generate("shapes", "x", adapters=chosen))
+    (submit,) = (request for request in peer.heard if isinstance(request, Submit))
+    assert [(one.name, one.weight) for one in submit.adapters] == [("ink", 1.0), ("oil", 2.0)]
+    wrongs: list[Any] = [[{"weight": 1}], [{"name": "ink", "weight": "much"}], ["ink"], 3]
+    for wrong in wrongs:
+        with pytest.raises(InvalidRequest, match="adapters are not understood"):
+            twin.do(client.generate("shapes", "x", adapters=wrong))
+
+
 def test_progress_is_told_in_its_order_and_ends_with_done(twin: Twin, peer: Peer) -> None:
     seen: list[Progress] = []
     twin.do(twin.client(peer.endpoint).generate("shapes", "x", on_progress=seen.append))

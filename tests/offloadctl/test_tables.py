@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from offload_client import ComponentInfo, JobInfo, ModelInfo, Progress
 from offload_protocol.errors import UnknownJob
 from offload_protocol.messages import ErrorInfo
-from offloadctl.arguments import parse_pairs, parse_picture_size, pipeline_arguments
+from offloadctl.arguments import parse_adapters, parse_pairs, parse_picture_size, pipeline_arguments
 from offloadctl.output import Table, plain_text, print_error, print_json, print_line
 from offloadctl.pictures import file_names
 from offloadctl.progress import description
@@ -42,6 +42,19 @@ def test_pairs_are_read_as_json_or_text(pair: str, expected: object) -> None:
 def test_pairs_that_make_no_sense_are_wrong_usage(pairs: list[str]) -> None:
     with pytest.raises(typer.BadParameter):
         parse_pairs(pairs, "--set")
+
+
+def test_an_adapter_is_a_name_with_a_weight_of_one_unless_given() -> None:
+    assert parse_adapters(["ink", "oil:-0.5"]) == [
+        {"name": "ink", "weight": 1.0},
+        {"name": "oil", "weight": -0.5},
+    ]
+
+
+@pytest.mark.parametrize("text", ["", ":1", "ink:", "ink:much", "ink:nan", "ink:inf"])
+def test_an_adapter_without_name_or_number_is_wrong_usage(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="NAME or NAME:WEIGHT"):
+        parse_adapters([text])
 
 
 @given(st.integers(0, 999_999), st.integers(0, 999_999))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from offload_protocol.messages import ComponentInfo, ErrorInfo, JobState, Outcome
+from offload_protocol.messages import AdapterChoice, ComponentInfo, ErrorInfo, JobState, Outcome
 from offloadd.channel.arena import ArenaNews, ArenaOrder
 from offloadd.channel.base import FromWorker as FromWorker
 from offloadd.channel.base import ToWorker as ToWorker
@@ -51,6 +51,9 @@ class RunJob(ToWorker, frozen=True):
     """It shares nothing with other jobs on the device."""
     preview_every_s: float | None = None
     """How often at most its running picture is shown; None: not at all."""
+    adapters: list[AdapterChoice] = msgspec.field(default_factory=list)
+    """What the model wears for this job; one with any `is_alone`, since these are settings of its
+    layers, which whoever else has the device at the same time would compute with."""
 
 
 class GiveWay(ToWorker, frozen=True):

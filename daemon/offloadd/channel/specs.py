@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -69,6 +70,13 @@ class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         }
 
 
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An adapter that requests may name: a safetensors file of LoRA matrices, or its directory."""
+
+    name: str
+    source: str
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One hosted model. `source` is a directory with `model_index.json`, or `builtin:shapes`."""
 
@@ -87,6 +95,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings for single components, by name; the others follow `offload`."""
     device_budget: str | None = None
     """What its weights may take of the device at once: a size, or a share such as `50%`."""
+    adapters: list[AdapterSpec] = []
+    """What a request's `adapters` may name; each is loaded when first asked for."""
     weights_only: bool = False
     """Whether weights that are only there as pickles are taken, as torch's `weights_only` does."""
     preload: bool = False
@@ -119,6 +129,7 @@ It always copies beside the computation, from memory that is page-locked in plac
 events, and never touches a module's arguments.
 """
 
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
 _BELOW_ZERO = re.compile(r"-\d+(\.\d*)?")
 _SEVERAL_DEVICES = {"device_map", "max_memory"}
 _GROUP_ONLY = "belongs to `group`"
@@ -159,6 +170,7 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
         ) from None
     for place, offload in [("offload", spec.offload), *spec.components.items()]:
         _check_offload(name, place, offload)
+    _check_adapters(name, spec.adapters)
     if spec.task is not None and spec.pipeline is not None:
         raise InvalidRequest(
             f"model {name!r} has both a task and a pipeline",
@@ -205,6 +217,25 @@ def _check_modes(name: str, data: Mapping[str, Any]) -> None:
             raise InvalidRequest(
                 f"model {name!r}: {place} is {mode[:80]!r}, which is no mode",
                 hint=f"did you mean {near[0]!r}?" if near else f"the modes are {', '.join(modes)}",
+            )
+
+
+def _check_adapters(name: str, adapters: Sequence[AdapterSpec]) -> None:
+    seen: set[str] = set()
+    for one in adapters:
+        if not _ADAPTER_NAME.fullmatch(one.name):
+            raise InvalidRequest(
+                f"model {name!r}: {one.name[:200]!r} is not the name of an adapter",
+                hint="use 1 to 100 letters, digits, - and _",
+            )
+        if one.name in seen:
+            raise InvalidRequest(f"model {name!r} has two adapters named {one.name!r}")
+        seen.add(one.name)
+        if not Path(one.source).is_absolute():
+            raise InvalidRequest(
+                f"model {name!r}: the source of adapter {one.name!r} is {one.source!r}, not an "
+                "absolute path",
+                hint="the daemon has another working directory; give the path from the root",
             )
 
 

@@ -8,6 +8,7 @@ from offload_protocol import codec, values
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.limits import Limits
 from offload_protocol.messages import Submit
+from offloadd.control.adapters import check_adapters
 from offloadd.control.arguments import MAX_SEED, Bounds, check_arguments
 from offloadd.control.clocks import Clocks
 from offloadd.control.hosted_model import HostedModel
@@ -39,6 +40,7 @@ class Admission:
         if model.described is None and model.error is not None:
             raise codec.to_exception(model.error)
         self._models.check(model)
+        check_adapters(request.adapters, model.spec)
         job = Job(
             key=job_key(owner.user, request.job),
             request=request,

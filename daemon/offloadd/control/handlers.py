@@ -192,7 +192,7 @@ class Handlers:
                     hint=f"say where {request.name[:200]!r} is, or leave the options out",
                 )
             return self._models.load(self._models.find(request.name))
-        if not request.source.startswith("builtin:"):
+        if not request.source.startswith("builtin:") or "adapters" in request.options:
             self._roles.require(session.connection.peer, "loading a model from a path")
         return self._models.load(
             self._models.host(_spec(request.name, request.source, request.options))
@@ -220,6 +220,8 @@ class Handlers:
         options = dict(request.options)
         if request.device_budget is not None:
             options["device_budget"] = request.device_budget
+        if "adapters" in options:
+            self._roles.require(session.connection.peer, "planning a model from a path")
         hosted = self._models.get(request.source)
         if hosted is not None:
             # As it is hosted, but for what is asked to be otherwise.

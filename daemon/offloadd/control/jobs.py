@@ -92,6 +92,11 @@ class Job:
     awaiting: list[Callable[[OffloadError | None], None]] = field(default_factory=list)
 
     @property
+    def shares_nothing(self) -> bool:
+        """It has the device by itself: alone by fate, or since it dresses the model for itself."""
+        return self.is_alone or bool(self.request.adapters)
+
+    @property
     def is_final(self) -> bool:
         """It has ended."""
         return self.state in FINAL_STATES

@@ -46,6 +46,8 @@ class Ticket:
     size_bytes: int = 0
     expected_s: float = 0.0
     is_alone: bool = False
+    shares_nothing: bool = False
+    """It goes on beside no other, and may be parked beside others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from offload_protocol.messages import ComponentInfo
 from offload_protocol.sizes import format_size, parse_size_bytes
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
 from offloadd.channel.specs import ModelSpec
+from offloadd.hosting.adapter_files import check_adapters
 from offloadd.hosting.auto import choose_offload
 from offloadd.hosting.classes import component_class, pipeline_class
 from offloadd.hosting.dtypes import choose_dtype, dtype_name, loaded_bytes
@@ -24,7 +25,7 @@ from offloadd.hosting.offload_plan import Plan, check_settings, make_plan, setti
 from offloadd.hosting.signatures import Parameter, call_parameters
 from offloadd.hosting.sources import source_directory
 from offloadd.hosting.tasks import check_components, class_for_task
-from offloadd.store.index import ComponentFiles, PipelineFiles, inspect_pipeline
+from offloadd.store.index import CheckpointIndex, ComponentFiles, PipelineFiles, inspect_pipeline
 from offloadd.store.index.pipeline import Recall, Unpickle, nothing_recalled
 from offloadd.store.index.strict_json import parse_object
 from offloadd.store.index.weight_file import read_small_file, refuse
@@ -52,6 +53,11 @@ class Description:
         """What its weights may take of a device of that size; None where nobody said."""
         budget = self.spec.device_budget
         return None if budget is None else parse_size_bytes(budget, whole_bytes=device_bytes)
+
+    @property
+    def bases(self) -> dict[str, CheckpointIndex]:
+        """Where each component's weights are."""
+        return {one.name: one.checkpoint for one in self.files.components if one.checkpoint}
 
     def plan(self, free_device_bytes: int, device_bytes: int, on_cpu: bool) -> Plan:
         """How each component is to be offloaded, given what is free of the device now.
@@ -140,6 +146,7 @@ def describe(
     weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
     _check_plain(files)
     check_settings(spec, weighty)
+    check_adapters(spec, kind, weighty)
     for note in setting_notes(spec):
         _log.warning("model=%s: %s", spec.name, note)
     dtype = choose_dtype(spec.dtype, weighty.values(), on_cpu)

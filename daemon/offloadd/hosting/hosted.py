@@ -6,14 +6,15 @@ import ctypes
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
 import torch
 
-from offload_protocol.messages import ComponentInfo
+from offload_protocol.messages import AdapterChoice, ComponentInfo
+from offloadd.hosting.adapters import ModelAdapters
 from offloadd.hosting.arguments import Call
 from offloadd.hosting.aside import JobAside
 from offloadd.hosting.describe import Description
@@ -51,6 +52,13 @@ class HostedModel:
         self._room = HostRoom(loaded.sources)
         self._whole = self._room.whole()
         self._sweep_room = self._new_sweep_room()
+        self._adapters = ModelAdapters(
+            description.spec.adapters,
+            loaded.pipeline,
+            description.bases,
+            host.engine,
+            placement.hosted,
+        )
         self._unwatch = [
             undo
             for module in modules(loaded.pipeline).values()
@@ -118,18 +126,22 @@ class HostedModel:
         at_border: Callable[[], None],
         at_root: Callable[[JobAside], None] | None = None,
         on_latents: OnLatents | None = None,
+        adapters: Sequence[AdapterChoice] = (),
     ) -> dict[str, Any]:
         """Draw; gives the pipeline's outputs as plain values.
 
         `at_border` is called wherever the job may be stopped. `at_root` (instead of it, at the
         entry of a root module's forward) may also let others use the model and the device, between
         `leave` and `come_back` of what it is given. `on_latents` is shown the latents after each
-        step, where the pipeline shows them. Raises whatever the pipeline or these raise; in
-        each case the model is ready for the next call.
+        step, where the pipeline shows them. The model wears `adapters` in this run alone. Raises
+        whatever the pipeline or these raise, and what `ModelAdapters.load` does; in each case the
+        model is ready for the next call.
         """
         self._room.touch()
         view = job_view(self._pipeline, self.device, on_step)
         self._placement.restore()
+        self._adapters.load(one.name for one in adapters)
+        # What it takes for the model's own settings is a model that wears nothing.
         aside = JobAside(self._host, modules(self._pipeline), sys._getframe())
 
         def at_root_border() -> None:
@@ -139,6 +151,7 @@ class HostedModel:
                 at_root(aside)
 
         try:
+            self._adapters.wear(adapters)
             with (
                 torch.no_grad(),
                 _own_randomness(call.seeds[0], self.device),
@@ -166,7 +179,7 @@ class HostedModel:
 
         No run may be under way.
         """
-        self._placement.remove()
+        self._remove()
 
     def gather(self, on_component: OnComponent) -> None:
         """Bring weights back into memory as far as there is room, and place them for a run.
@@ -179,7 +192,7 @@ class HostedModel:
         whole = self._room.whole()
         if self._placement.is_there and whole == self._whole:
             return
-        self._placement.remove()
+        self._remove()
         self._placement = apply_plan(
             self._host,
             self.description.spec.name,
@@ -190,6 +203,12 @@ class HostedModel:
         )
         self._whole = whole
         self._sweep_room = self._new_sweep_room()
+
+    def _remove(self) -> None:
+        # The engine knows modules by their own layers, as they are without adapters around them.
+        if self._placement.is_there:
+            self._adapters.unload()
+        self._placement.remove()
 
     def components(self) -> list[ComponentInfo]:
         """Each component with its bytes and where they are."""
@@ -214,9 +233,9 @@ class HostedModel:
         watched = {name: weakref.ref(module) for name, module in modules(self._pipeline).items()}
         while self._unwatch:
             self._unwatch.pop()()
-        self._placement.remove()
+        self._remove()
         self._loaded.close()
-        del self._pipeline, self._loaded
+        del self._pipeline, self._loaded, self._adapters
         give_memory_back(self.device)
         return [name for name, module in watched.items() if module() is not None]
 

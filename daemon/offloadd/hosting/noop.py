@@ -83,6 +83,7 @@ class NoopModel:
         at_border: Callable[[], None],
         at_root: Any = None,
         on_latents: Any = None,
+        adapters: Any = (),
     ) -> dict[str, Any]:
         """The output as plain values; raises `InvalidRequest`, or what `at_border` raises."""
         at_border()

@@ -59,6 +59,11 @@ class Placement:
         """Let plans go on that have measured enough; call after each job."""
         self._host.engine.settle()
 
+    @property
+    def hosted(self) -> dict[str, str]:
+        """The engine's name of each component."""
+        return {name: self._name(name) for name in self.plan}
+
     def stats(self) -> dict[str, ComponentStats]:
         """Where each component's weights are now; nothing of it once they were removed."""
         if not self.is_there:
@@ -78,7 +83,7 @@ class Placement:
         if not stats.in_place:
             return stats.resident_bytes
         rests = self.plan[name].mode in ("sequential", "group")
-        return 0 if rests else self.weights_bytes[name]
+        return (0 if rests else self.weights_bytes[name]) + stats.adapter_bytes
 
     def attach(
         self,

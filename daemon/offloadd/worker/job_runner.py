@@ -122,12 +122,13 @@ class JobRunner:
     def _hold(self, job: RunJob, model: Model) -> Hold | None:
         """How the job has the device: with others on its model, where they share what it streams.
 
-        A call that gives a scale to adapters changes the modules for its length.
+        A call that wears adapters, or gives them a scale, changes the modules for its length.
         """
         room = model.sweep_room
         if room is None:
             return None
-        is_alone = job.is_alone or any(name.endswith("_kwargs") for name in job.arguments)
+        changes_modules = any(name.endswith("_kwargs") for name in job.arguments)
+        is_alone = job.is_alone or bool(job.adapters) or changes_modules
         return RoomHold(self._sweeps, room, job.job, self._device.torch_device, is_alone)
 
     def _draw(
@@ -154,6 +155,7 @@ class JobRunner:
             turn.look,
             lambda aside: turn.at_border(_Measured(aside, clock), model),
             progress.shown if job.preview_every_s is not None else None,
+            job.adapters,
         )
         turn.activations_bytes = clock.activations_bytes()
         packed: list[values.Frame] = []
