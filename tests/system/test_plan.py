@@ -46,4 +46,6 @@ def test_a_hosted_model_is_planned_as_it_is_hosted(daemon: Daemon) -> None:
         as_hosted, whole = client.plan("half"), client.plan("half", device_budget="100%")
         client.unload("half")
     assert [part.offload for part in as_hosted.components if part.bytes] == ["stream"] * 3
+    assert as_hosted.device_budget_bytes is not None
+    assert whole.device_budget_bytes is not None
     assert as_hosted.device_budget_bytes < whole.device_budget_bytes
