@@ -9,9 +9,11 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Let interrupts interrupt: a shell that runs the tests in the background has them ignored."""
+    """Let signals be signals: a shell in the background has interrupts ignored, nohup hang-ups."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
