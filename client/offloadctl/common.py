@@ -23,6 +23,12 @@ EndpointOption = Annotated[
     typer.Option("--endpoint", metavar="URL", help="ipc:///path or tcp://HOST:PORT of the daemon."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any key of a [[models]] entry; may be repeated."
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)

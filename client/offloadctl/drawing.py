@@ -108,10 +108,7 @@ def _queue(common: Common, model: str, prompt: str | None, options: dict[str, An
     with daemon(common) as client, _saying_option():
         job = client.submit(model, prompt, detached=True, **options)
         state = job.state
-    if common.as_json:
-        output.print_json({"job": job.id, "state": state})
-    else:
-        output.print_line(job.id)
+    output.print_answer({"job": job.id, "state": state}, job.id, as_json=common.as_json)
 
 
 def _checked_output(common: Common, file: str | None) -> str:
@@ -160,8 +157,5 @@ def cancel(
     from offload_protocol.messages import FINAL_STATES
     from offloadctl import output
 
-    if common.as_json:
-        output.print_json({"job": job, "state": state})
-    else:
-        ended = state in FINAL_STATES
-        output.print_line(f"{job} {state}" if ended else f"{job} is being stopped")
+    line = f"{job} {state}" if state in FINAL_STATES else f"{job} is being stopped"
+    output.print_answer({"job": job, "state": state}, line, as_json=common.as_json)

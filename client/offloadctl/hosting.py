@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offloadctl.common import EndpointOption, JsonOption, common_options, daemon
+from offloadctl.common import EndpointOption, JsonOption, SettingsOption, common_options, daemon
 
 
 def load(
@@ -23,12 +23,7 @@ def load(
         str | None,
         typer.Option(metavar="MODE", help="auto, none, stream, model, group or sequential."),
     ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any key of a [[models]] entry; may be repeated."
-        ),
-    ] = None,
+    options: SettingsOption = None,
     endpoint: EndpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,10 +62,7 @@ def unload(
         client.unload(name)
     from offloadctl import output
 
-    if common.as_json:
-        output.print_json({"unloaded": name})
-    else:
-        output.print_line(f"unloaded {name}")
+    output.print_answer({"unloaded": name}, f"unloaded {name}", as_json=common.as_json)
 
 
 def pin(
@@ -86,10 +78,7 @@ def pin(
     from offload_protocol.codec import plain
     from offloadctl import output
 
-    if common.as_json:
-        output.print_json(plain(model))
-    else:
-        output.print_line(f"pinned {name}")
+    output.print_answer(plain(model), f"pinned {name}", as_json=common.as_json)
 
 
 def unpin(
@@ -105,10 +94,7 @@ def unpin(
     from offload_protocol.codec import plain
     from offloadctl import output
 
-    if common.as_json:
-        output.print_json(plain(model))
-    else:
-        output.print_line(f"unpinned {name}")
+    output.print_answer(plain(model), f"unpinned {name}", as_json=common.as_json)
 
 
 def drain(ctx: typer.Context, endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
@@ -118,7 +104,8 @@ def drain(ctx: typer.Context, endpoint: EndpointOption = None, as_json: JsonOpti
         client.drain()
     from offloadctl import output
 
-    if common.as_json:
-        output.print_json({"drained": True})
-    else:
-        output.print_line("drained: no job is left, and no new one is taken")
+    output.print_answer(
+        {"drained": True},
+        "drained: no job is left, and no new one is taken",
+        as_json=common.as_json,
+    )

@@ -52,6 +52,14 @@ def print_line(text: str) -> None:
     write(visible(text) + "\n")
 
 
+def print_answer(data: Any, line: str, *, as_json: bool) -> None:
+    """What a command did: one JSON object, or one line for a person."""
+    if as_json:
+        print_json(data)
+    else:
+        print_line(line)
+
+
 def visible(text: str) -> str:
     """The text as one line; what is not printable is escaped, since terminals obey some of it."""
     return text if text.isprintable() else "".join(map(_visible_character, text))

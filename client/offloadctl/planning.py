@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offloadctl.common import EndpointOption, JsonOption, common_options, daemon
+from offloadctl.common import EndpointOption, JsonOption, SettingsOption, common_options, daemon
 
 
 def plan(
@@ -23,12 +23,7 @@ def plan(
     host_budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the store may take of host memory.")
     ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any key of a [[models]] entry; may be repeated."
-        ),
-    ] = None,
+    options: SettingsOption = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it, as PNG or what the name says.")
     ] = None,
