@@ -8,13 +8,13 @@ import diffusers
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from hosting.tiny_parts import TEXT_WIDTH, filled, flow_scheduler, t5_encoder, t5_tokenizer
 from offload import tiny_denoisers as denoisers
-from torch import nn
+from offload.tiny_models import wan_vae
 
 
 def wan(**more: Any) -> Any:
     """Wan with one transformer, or with what `more` says."""
     parts: dict[str, Any] = {
-        "vae": filled(_wan_vae(), 0),
+        "vae": filled(wan_vae(), 0),
         "text_encoder": filled(t5_encoder(TEXT_WIDTH, umt5=True), 1),
         "tokenizer": t5_tokenizer(),
         "transformer": filled(denoisers.wan(), 2),
@@ -108,18 +108,3 @@ def stable_audio() -> Any:
             prediction_type="v_prediction", sigma_schedule="exponential"
         ),
     )
-
-
-def _wan_vae() -> nn.Module:
-    module: nn.Module = diffusers.AutoencoderKLWan(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        scale_factor_spatial=4,
-        scale_factor_temporal=2,
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
-    return module

@@ -88,7 +88,7 @@ def _vae_inputs() -> Inputs:
     return {"z": torch.randn(1, 4, 8, 8)}
 
 
-def _wan_vae() -> nn.Module:
+def wan_vae() -> nn.Module:
     module: nn.Module = diffusers.AutoencoderKLWan(
         base_dim=8,
         z_dim=4,
@@ -184,7 +184,7 @@ TINY_MODELS: dict[str, TinyModel] = {
     "ltx": TinyModel(denoisers.ltx, denoisers.ltx_inputs),
     "cogvideox": TinyModel(denoisers.cogvideox, denoisers.cogvideox_inputs),
     "vae": TinyModel(_vae, _vae_inputs, "decode"),
-    "wan_vae": TinyModel(_wan_vae, _wan_vae_inputs, "decode"),
+    "wan_vae": TinyModel(wan_vae, _wan_vae_inputs, "decode"),
     "t5": TinyModel(_t5, _token_inputs),
     "umt5": TinyModel(_umt5, _token_inputs),
     "clip": TinyModel(_clip, _token_inputs),
