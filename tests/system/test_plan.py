@@ -43,7 +43,7 @@ def test_a_model_is_planned_from_its_headers_and_drawn_and_not_loaded(
 def test_a_hosted_model_is_planned_as_it_is_hosted(daemon: Daemon) -> None:
     with daemon.client() as client:
         client.load("half", SHAPES, device_budget="60%", offload={"mode": "stream"})
-        as_hosted, whole = client.plan("half"), client.plan("half", device_budget="100%")
+        as_hosted, whole = client.plan("half"), client.plan("half", device_budget="100%", name="x")
         client.unload("half")
     assert [part.offload for part in as_hosted.components if part.bytes] == ["stream"] * 3
     assert as_hosted.device_budget_bytes is not None

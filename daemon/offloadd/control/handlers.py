@@ -192,8 +192,9 @@ class Handlers:
                     hint=f"say where {request.name[:200]!r} is, or leave the options out",
                 )
             return self._models.load(self._models.find(request.name))
-        if not request.source.startswith("builtin:") or "adapters" in request.options:
-            self._roles.require(session.connection.peer, "loading a model from a path")
+        self._require_for_files(
+            session, request.source, request.options, "loading a model from a path"
+        )
         return self._models.load(
             self._models.host(_spec(request.name, request.source, request.options))
         )
@@ -220,18 +221,16 @@ class Handlers:
         options = dict(request.options)
         if request.device_budget is not None:
             options["device_budget"] = request.device_budget
-        if "adapters" in options:
-            self._roles.require(session.connection.peer, "planning a model from a path")
         hosted = self._models.get(request.source)
+        source = request.source if hosted is None else "builtin:shapes"
+        self._require_for_files(session, source, options, "planning a model from a path")
+        spec = _spec("plan", source, options)
         if hosted is not None:
             # As it is hosted, but for what is asked to be otherwise.
-            given = _spec("plan", "builtin:shapes", options)
-            changes = {key: getattr(given, key) for key in options}
-            spec = msgspec.structs.replace(hosted.spec, name="plan", **changes)
-            return self._forecasts.ask(spec, request.host_budget)
-        if not request.source.startswith("builtin:"):
-            self._roles.require(session.connection.peer, "planning a model from a path")
-        return self._forecasts.ask(_spec("plan", request.source, options), request.host_budget)
+            changes = {key: getattr(spec, key) for key in options}
+            changes |= {"name": spec.name, "source": hosted.spec.source}
+            spec = msgspec.structs.replace(hosted.spec, **changes)
+        return self._forecasts.ask(spec, request.host_budget)
 
     def _drain(self, session: Session, request: Drain, frames: Frames) -> Answer:
         self._roles.require(session.connection.peer, "draining the daemon")
@@ -243,6 +242,13 @@ class Handlers:
             )
         )
         return self._endings.all_ended()
+
+    def _require_for_files(
+        self, session: Session, source: str, options: dict[str, Any], what: str
+    ) -> None:
+        """Only administrators name files: promise 7."""
+        if not source.startswith("builtin:") or "adapters" in options:
+            self._roles.require(session.connection.peer, what)
 
     def _check_changes(self) -> None:
         if self._refusal is not None:
