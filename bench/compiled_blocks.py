@@ -23,7 +23,7 @@ from offload.rig import cpu_device, disk_source
 from offload.tiny_models import TINY_MODELS
 
 from offloadd.offload.engine import Engine
-from offloadd.offload.groups import GroupOptions
+from offloadd.offload.grouping.groups import GroupOptions
 
 BUDGET_SHARE = 0.6
 ROUNDS = 8

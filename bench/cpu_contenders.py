@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from offloadd.offload.groups import Grouping, GroupOptions
+    from offloadd.offload.grouping.groups import Grouping, GroupOptions
     from offloadd.store.checkpoint_source import CheckpointSource
     from offloadd.store.reader import DiskReader
 
@@ -183,7 +183,7 @@ def _empty() -> Any:
 
 
 def _parts(options: argparse.Namespace) -> _Parts:
-    from offloadd.offload.groups import GroupOptions, group_module
+    from offloadd.offload.grouping.groups import GroupOptions, group_module
     from offloadd.store.checkpoint_source import CheckpointSource
     from offloadd.store.index import read_checkpoint
     from offloadd.store.reader import DiskReader
@@ -231,8 +231,8 @@ def nothing_resident(options: argparse.Namespace) -> Hosted:
     """The executor alone, told to keep no group at all and given a ring of a few groups."""
     from offloadd.offload.accelerator.cpu import CpuAccelerator
     from offloadd.offload.component import attach_component
-    from offloadd.offload.executor import Executor
-    from offloadd.offload.tier import DeviceTier
+    from offloadd.offload.streaming.executor import Executor
+    from offloadd.offload.streaming.tier import DeviceTier
 
     parts = _parts(options)
     ring_bytes = parts.ring_bytes(options.slots)

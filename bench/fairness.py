@@ -24,7 +24,7 @@ from bench.kill_rounds import RestartedDaemon
 from safetensors.numpy import load_file, save_file
 
 from offload_client import Client
-from offloadd.hosting.sources import source_directory
+from offloadd.hosting.sources.sources import source_directory
 
 PROMPT = "a red circle on a white background"
 SHORT_STEPS = 4

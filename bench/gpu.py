@@ -38,7 +38,7 @@ from bench.gpu_setting import (
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.accelerator.torch_device import TorchAccelerator
 from offloadd.offload.engine import Engine
-from offloadd.offload.groups import GroupOptions, group_module, module_layout
+from offloadd.offload.grouping.groups import GroupOptions, group_module, module_layout
 from offloadd.offload.host_memory import bytes_of
 from offloadd.store.host_source import HostSource
 

@@ -23,11 +23,11 @@ from torch import nn
 
 from offloadd.offload.accelerator.simulated import Link, SimulatedAccelerator
 from offloadd.offload.component import attach_component
-from offloadd.offload.executor import Executor
-from offloadd.offload.groups import GroupOptions, group_module
-from offloadd.offload.plan import Plan, PlanInput, make_plan
-from offloadd.offload.schedule import best_possible_step_s
-from offloadd.offload.tier import DeviceTier
+from offloadd.offload.grouping.groups import GroupOptions, group_module
+from offloadd.offload.planning.plan import Plan, PlanInput, make_plan
+from offloadd.offload.planning.schedule import best_possible_step_s
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.streaming.tier import DeviceTier
 from offloadd.store.layout import Layout
 
 KIB = 1024

@@ -25,11 +25,11 @@ import torch
 from bench.kill_rounds import RestartedDaemon
 from bench.simulated_link import KIB, LINK, Block, MemorySource, Model
 
-from offloadd.hosting.sources import source_directory
+from offloadd.hosting.sources.sources import source_directory
 from offloadd.offload.accelerator.simulated import SimulatedAccelerator
-from offloadd.offload.allowances import Allowance
 from offloadd.offload.engine import Engine
-from offloadd.offload.groups import GroupOptions, group_module
+from offloadd.offload.grouping.groups import GroupOptions, group_module
+from offloadd.offload.planning.allowances import Allowance
 
 CLIENTS = 8
 GROUPS = 24

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from offloadd.channel.framing import ChannelClosed, ControlEnd, WorkerEnd
-from offloadd.control.inheritance import DescriptorStore, Inheritance
-from offloadd.control.memory import HostMemory
+from offloadd.control.memory.inheritance import DescriptorStore, Inheritance
+from offloadd.control.memory.memory import HostMemory
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.arena.keeper import Pin
 from offloadd.store.reader import DiskReader

@@ -29,11 +29,11 @@ from offload_protocol.messages import (
 )
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
-from offloadd.control.entrances import Entrance
-from offloadd.control.listener import Access, listen
-from offloadd.control.roles import Roles
+from offloadd.control.clients.entrances import Entrance
+from offloadd.control.clients.listener import Access, listen
+from offloadd.control.clients.roles import Roles
 from offloadd.control.server import Server, Setting
-from offloadd.control.supervisor import Patience
+from offloadd.control.workers.supervisor import Patience
 
 WORKER = (sys.executable, str(Path(__file__).with_name("scripted_worker.py")))
 MODELS = tuple(

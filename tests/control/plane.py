@@ -27,16 +27,16 @@ from offloadd.channel.messages import (
     UnloadModel,
 )
 from offloadd.channel.specs import ModelSpec
-from offloadd.control.admission import Admission
-from offloadd.control.arguments import Bounds as ArgumentBounds
 from offloadd.control.clocks import Clocks
-from offloadd.control.dispatcher import Dispatcher
-from offloadd.control.endings import Endings
-from offloadd.control.jobs import Job, Owner
+from offloadd.control.jobs.admission import Admission
+from offloadd.control.jobs.arguments import Bounds as ArgumentBounds
+from offloadd.control.jobs.dispatcher import Dispatcher
+from offloadd.control.jobs.endings import Endings
+from offloadd.control.jobs.jobs import Job, Owner
 from offloadd.control.journal.journal import Accepted
-from offloadd.control.keep_alive import KeepAlive
-from offloadd.control.models import ModelTable
-from offloadd.control.scheduler import Bounds, Scheduler
+from offloadd.control.models.keep_alive import KeepAlive
+from offloadd.control.models.models import ModelTable
+from offloadd.control.scheduling.scheduler import Bounds, Scheduler
 
 OWNER = Owner("1", "1:s", "p")
 

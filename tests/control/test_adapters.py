@@ -15,8 +15,8 @@ from offload_protocol.messages import AdapterChoice, Submit
 from offloadd.channel.messages import RunJob
 from offloadd.channel.specs import model_spec
 from offloadd.config import describe, load_config
-from offloadd.control.adapters import check_adapters
-from offloadd.control.jobs import fingerprint
+from offloadd.control.jobs.adapters import check_adapters
+from offloadd.control.jobs.jobs import fingerprint
 
 SPEC = model_spec(
     "m",

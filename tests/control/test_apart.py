@@ -12,8 +12,8 @@ from control.test_worker_faults import failure
 from offload_protocol.errors import WorkerCrashed
 from offload_protocol.messages import Load, Stats
 from offloadd.channel.specs import ModelSpec
-from offloadd.control.deaths import MAX_KILLS
-from offloadd.control.jobs import Job
+from offloadd.control.jobs.jobs import Job
+from offloadd.control.workers.deaths import MAX_KILLS
 
 WITH_DEADLY = (*MODELS, ModelSpec(name="deadly", source="/deadly"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from offload_protocol.errors import InvalidRequest, OffloadError, TooLarge
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
-from offloadd.control.arguments import Bounds, check_arguments
+from offloadd.control.jobs.arguments import Bounds, check_arguments
 
 BOUNDS = Bounds(max_steps=100, max_pixels=64 * 64, max_images=4, max_frames=9)
 DESCRIBED = ModelDescribed(

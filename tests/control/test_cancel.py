@@ -13,7 +13,7 @@ from control.conftest import Serve, until
 from offload_protocol.errors import Busy, UnknownJob
 from offload_protocol.messages import Cancel, Jobs, Stats, Submit, Taken
 from offloadd.config import Config
-from offloadd.control.roles import Roles
+from offloadd.control.clients.roles import Roles
 
 
 async def test_case_32_cancelling_a_waiting_job_leaves_the_running_one_alone(serve: Serve) -> None:

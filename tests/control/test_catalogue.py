@@ -26,9 +26,9 @@ from offloadd.channel.arena import (
     SegmentsReleased,
 )
 from offloadd.channel.base import ToWorker
-from offloadd.control.catalogue import Catalogue
-from offloadd.control.effects import Create, Effect, Free, Keep, Tell
-from offloadd.control.extents import deduplicated_bytes, held
+from offloadd.control.memory.catalogue import Catalogue
+from offloadd.control.memory.effects import Create, Effect, Free, Keep, Tell
+from offloadd.control.memory.extents import deduplicated_bytes, held
 
 KEYS = {"a": [4, 4, 2], "b": [4, 1], "c": [3], "d": [4, 4, 2]}
 OWNERS = {"a": ["m/x", "n/x"], "b": ["m/y"], "c": ["n/z"], "d": ["o/x"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from control.test_jobs import job
 
-from offloadd.control.deaths import MAX_KILLS, MAX_STRIKES, OomCount, blame, death
+from offloadd.control.workers.deaths import MAX_KILLS, MAX_STRIKES, OomCount, blame, death
 
 
 @pytest.mark.parametrize(

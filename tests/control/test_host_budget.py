@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.control.host_budget import HostRoom, budget_bytes, measure
+from offloadd.control.memory.host_budget import HostRoom, budget_bytes, measure
 
 GIB = 1 << 30
 

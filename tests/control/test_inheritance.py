@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from control.manager import Manager
 
-from offloadd.control import memfd
-from offloadd.control.extents import ExtentRecord, SegmentRecord
-from offloadd.control.inheritance import Inheritance, Left
+from offloadd.control.memory import memfd
+from offloadd.control.memory.extents import ExtentRecord, SegmentRecord
+from offloadd.control.memory.inheritance import Inheritance, Left
 
 SIZE = 8192
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from offload_protocol.messages import Submit
-from offloadd.control import jobs
-from offloadd.control.jobs import Job, JobTable, Owner, fingerprint, job_key
+from offloadd.control.jobs import jobs
+from offloadd.control.jobs.jobs import Job, JobTable, Owner, fingerprint, job_key
 
 
 def job(name: str, user: str = "1", model: str = "m", ended_s: float | None = None) -> Job:

@@ -15,7 +15,7 @@ from offload_protocol.messages import ErrorInfo, Load, Models, Pin, Unload, Unpi
 from offloadd.channel.messages import ModelFailed, UnloadModel
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
-from offloadd.control.roles import Roles
+from offloadd.control.clients.roles import Roles
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from control.conftest import Serve, WireClient, until
 
 from offload_protocol.messages import Cancel, Fetch, Jobs
 from offloadd.config import Config
-from offloadd.control import leases
-from offloadd.control.leases import Leases
+from offloadd.control.clients import leases
+from offloadd.control.clients.leases import Leases
 
 
 def test_a_client_that_left_is_waited_for_a_moment() -> None:

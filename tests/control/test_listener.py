@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.control.listener import Access, Listener, listen
+from offloadd.control.clients.listener import Access, Listener, listen
 from offloadd.control.lock import EndpointLock, EndpointTaken
 
 
@@ -49,7 +49,7 @@ def test_case_39_a_second_daemon_is_refused_with_the_pid_of_the_first(
 def test_case_39_a_dead_daemons_socket_is_cleaned_away(endpoint: str) -> None:
     died = (
         "import sys, os\n"
-        "from offloadd.control.listener import Access, listen\n"
+        "from offloadd.control.clients.listener import Access, listen\n"
         "listen(sys.argv[1], Access())\n"
         "os._exit(9)\n"
     )

@@ -17,7 +17,7 @@ from offload_protocol.errors import (
 )
 from offload_protocol.messages import Fetch, Jobs, Models, Ping, Stats, Submit, Taken
 from offloadd.config import Config
-from offloadd.control.jobs import JobTable
+from offloadd.control.jobs.jobs import JobTable
 
 IMAGE = {"$image": 0, "mode": "RGB", "size": [2, 2]}
 

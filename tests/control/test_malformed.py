@@ -20,7 +20,7 @@ from offload_protocol.errors import (
 )
 from offload_protocol.limits import DEFAULT_LIMITS
 from offload_protocol.messages import Error, Ping, Stats, Submit
-from offloadd.control.handlers import Handlers
+from offloadd.control.clients.handlers import Handlers
 
 PING = codec.encode(Ping(rid=5))
 NESTED = b"\x91" * 2000 + b"\xc0"

@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.control.outbox import MAX_PROGRESSES, MAX_REPLIES_BYTES, Outbox, Outcome, Waiting
+from offloadd.control.clients.outbox import (
+    MAX_PROGRESSES,
+    MAX_REPLIES_BYTES,
+    Outbox,
+    Outcome,
+    Waiting,
+)
 
 
 def drained(outbox: Outbox) -> list[Waiting]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from offload_protocol import codec
 from offload_protocol.messages import Hello, Progress
-from offloadd.control.peers import LocalPeer
-from offloadd.control.router import Sent
-from offloadd.control.sessions import Sessions
+from offloadd.control.clients.peers import LocalPeer
+from offloadd.control.clients.router import Sent
+from offloadd.control.clients.sessions import Sessions
 
 SHOWN = Progress(
     job="j", state="running", step=1, preview={"$image": 0, "mode": "L", "size": [1, 1]}

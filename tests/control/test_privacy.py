@@ -18,8 +18,8 @@ import pytest
 from control.conftest import Serve, until
 
 from offload_protocol.messages import Cancel, Jobs, Stats
-from offloadd.control.peers import LocalPeer
-from offloadd.control.roles import Roles
+from offloadd.control.clients.peers import LocalPeer
+from offloadd.control.clients.roles import Roles
 
 OTHER_UID = 65534
 

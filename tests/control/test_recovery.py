@@ -38,11 +38,11 @@ from offload_protocol.messages import (
 )
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
+from offloadd.control.clients.leases import Leases
+from offloadd.control.clients.roles import Roles
+from offloadd.control.jobs.recovery import recover
 from offloadd.control.journal.frames import FrameFile
 from offloadd.control.journal.journal import Accepted, OpenJob, Recovered
-from offloadd.control.leases import Leases
-from offloadd.control.recovery import recover
-from offloadd.control.roles import Roles
 
 IMAGE = {"$image": 0, "mode": "RGB", "size": [100, 200]}
 PIXELS = bytes(range(240)) * 250

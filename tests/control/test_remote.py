@@ -24,11 +24,11 @@ from offload_client import Client, Unauthorized, UnknownJob, Unreachable
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.keys import KeyPair, write_pair
 from offloadd.config import Config, DaemonSection, RemoteSection
-from offloadd.control.allow_list import STALE_S, AllowList
-from offloadd.control.entrances import close_entrances, open_entrances, read_keys
-from offloadd.control.listener import Access
+from offloadd.control.clients.allow_list import STALE_S, AllowList
+from offloadd.control.clients.entrances import close_entrances, open_entrances, read_keys
+from offloadd.control.clients.listener import Access
+from offloadd.control.clients.roles import Roles
 from offloadd.control.lock import EndpointTaken
-from offloadd.control.roles import Roles
 from offloadd.control.server import Server, Setting
 
 

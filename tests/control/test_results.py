@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, StorageFailed
 from offload_protocol.messages import Finished, Outcome
+from offloadd.control.jobs.results import SLIGHT_BYTES, Result, Results, encoded, recovered
 from offloadd.control.journal.frames import FrameFile
-from offloadd.control.results import SLIGHT_BYTES, Result, Results, encoded, recovered
 
 ROOM_BYTES = 100_000
 

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload_protocol.errors import Busy
-from offloadd.control.scheduler import LEAST_TURN_S, SWITCH_WORTH, Bounds, Scheduler, Ticket
+from offloadd.control.scheduling.scheduler import (
+    LEAST_TURN_S,
+    SWITCH_WORTH,
+    Bounds,
+    Scheduler,
+    Ticket,
+)
 
 BOUNDS = Bounds(limit=100, per_user_limit=100, max_bytes=1000, model_turn_s=30.0)
 

@@ -8,7 +8,7 @@ from control.test_sweeps import DONE, OWNERS, end, started, submit
 
 from offloadd.channel.messages import DeviceReport, JobEnded
 from offloadd.channel.specs import ModelSpec
-from offloadd.control.sweep_room import jobs_that_fit
+from offloadd.control.scheduling.sweep_room import jobs_that_fit
 
 
 def report(free_bytes: int, reusable_bytes: int = 0, device: str = "cuda:0") -> DeviceReport:

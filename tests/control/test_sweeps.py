@@ -10,8 +10,8 @@ from offload_protocol.errors import WorkerCrashed
 from offload_protocol.messages import ErrorInfo, Outcome, Timings
 from offloadd.channel.messages import CancelJob, GiveWay, JobEnded, JobParked, ResumeJob, RunJob
 from offloadd.channel.specs import ModelSpec
-from offloadd.control.deaths import Death
-from offloadd.control.jobs import Job, Owner
+from offloadd.control.jobs.jobs import Job, Owner
+from offloadd.control.workers.deaths import Death
 
 DONE = Outcome(outputs={}, seeds=[1], timings=Timings(running_s=100.0))
 

@@ -7,8 +7,8 @@ import pytest
 from offload_protocol.messages import ComponentInfo
 from offloadd.channel.messages import DeviceReport, ModelDescribed, ModelLoaded
 from offloadd.channel.specs import ModelSpec
-from offloadd.control.models import ModelTable
-from offloadd.control.switching import FIRST_GUESS_BYTES_PER_S, LINK_BYTES_PER_S, Costs
+from offloadd.control.models.models import ModelTable
+from offloadd.control.scheduling.switching import FIRST_GUESS_BYTES_PER_S, LINK_BYTES_PER_S, Costs
 
 GB = 10**9
 

@@ -22,7 +22,7 @@ from offloadd.channel.messages import (
 )
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config
-from offloadd.control.jobs import Job, Owner
+from offloadd.control.jobs.jobs import Job, Owner
 
 OTHERS = [Owner("2", "2:s", "q"), Owner("3", "3:s", "r"), Owner("4", "4:s", "s")]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from offload_protocol.messages import ComponentInfo, ModelInfo
 from offloadd.channel.arena import Reading
 from offloadd.channel.messages import Placed
-from offloadd.control.extents import ExtentRecord, Held, SegmentRecord, held
-from offloadd.control.whereabouts import located
+from offloadd.control.memory.extents import ExtentRecord, Held, SegmentRecord, held
+from offloadd.control.memory.whereabouts import located
 
 MODEL = ModelInfo(name="m", state="ready", components=[ComponentInfo(name="unet", bytes=10_000)])
 

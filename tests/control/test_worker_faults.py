@@ -11,7 +11,7 @@ from control.conftest import QUICK, Serve, WireClient, until
 
 from offload_protocol.errors import WorkerCrashed
 from offload_protocol.messages import Cancel, ErrorInfo, Load, Models, Stats
-from offloadd.control.supervisor import Patience
+from offloadd.control.workers.supervisor import Patience
 
 
 async def failure(client: WireClient, job: str) -> ErrorInfo:

@@ -22,10 +22,10 @@ from offload_protocol.values import Frame, pack, unpack
 from offloadd.channel.arena import ExtentOpened, OpenExtent
 from offloadd.channel.base import FromWorker
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.arguments import prepare_call
-from offloadd.hosting.describe import describe
 from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.hosted import HostedModel
+from offloadd.hosting.running.arguments import prepare_call
+from offloadd.hosting.sources.describe import describe
 from offloadd.offload.accelerator.cpu import CpuAccelerator
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.store.arena.alone import Alone

@@ -30,11 +30,11 @@ from offload.tiny_adapters import StateDict
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OffloadError
 from offload_protocol.messages import AdapterChoice
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.arguments import prepare_call
-from offloadd.hosting.aside import JobAside
-from offloadd.hosting.describe import describe
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel
+from offloadd.hosting.running.arguments import prepare_call
+from offloadd.hosting.running.aside import JobAside
+from offloadd.hosting.sources.describe import describe
 from offloadd.offload.accelerator.cpu import CpuAccelerator
 
 pytestmark = [

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.hosting.arguments import MAX_PICTURES, Call, prepare_call
-from offloadd.hosting.outputs import plain_outputs
-from offloadd.hosting.signatures import Parameter
+from offloadd.hosting.running.arguments import MAX_PICTURES, Call, prepare_call
+from offloadd.hosting.running.outputs import plain_outputs
+from offloadd.hosting.sources.signatures import Parameter
 
 
 def parameter(name: str, kinds: tuple[str, ...] = (), **flags: bool) -> Parameter:

@@ -19,11 +19,11 @@ from hosting.hosting_help import plain_script as plain
 from offload.rig import simulated_device
 from torch import nn
 
-from offloadd.hosting.arguments import prepare_call
-from offloadd.hosting.aside import JobAside
-from offloadd.hosting.global_state import ModuleSettings, Randomness, seed_all
 from offloadd.hosting.hosted import HostedModel
-from offloadd.hosting.job_tensors import MovedAside, storages_of, tensors_of
+from offloadd.hosting.running.arguments import prepare_call
+from offloadd.hosting.running.aside import JobAside
+from offloadd.hosting.running.global_state import ModuleSettings, Randomness, seed_all
+from offloadd.hosting.running.job_tensors import MovedAside, storages_of, tensors_of
 
 CPU = torch.device("cpu")
 

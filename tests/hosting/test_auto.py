@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloadd.hosting.auto import ACTIVATIONS_SHARE, choose_offload
+from offloadd.hosting.placing.auto import ACTIVATIONS_SHARE, choose_offload
 
 GIB = 1 << 30
 FLUX = {

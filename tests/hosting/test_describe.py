@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OffloadError
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.describe import Description, describe
-from offloadd.hosting.sources import source_directory
+from offloadd.hosting.sources.describe import Description, describe
+from offloadd.hosting.sources.sources import source_directory
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 

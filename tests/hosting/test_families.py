@@ -14,7 +14,7 @@ from hosting.hosting_help import SEED, host, run
 from hosting.hosting_help import same_values as same
 
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.describe import describe
+from offloadd.hosting.sources.describe import describe
 
 BETWEEN = 7
 """Requests with other seeds and prompts that come between the second and the tenth."""

@@ -13,7 +13,7 @@ from hosting.test_storage_dtype import cast_script
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.loading import modules
+from offloadd.hosting.loading.loading import modules
 
 
 def test_a_feature_of_the_whole_model_goes_to_the_components_that_have_it(

@@ -14,7 +14,7 @@ from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OutOfMemory
 from offload_protocol.messages import Forecast
 from offloadd.channel.forecasts import ForecastOrder
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.forecast import forecast
+from offloadd.hosting.planning.forecast import forecast
 from offloadd.offload.accelerator.simulated import Link, SimulatedAccelerator
 
 DEVICE_BYTES = 1 << 26

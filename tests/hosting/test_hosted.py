@@ -15,7 +15,7 @@ from hosting.hosting_help import Drawn, draw, host, plain_script
 
 from offload_protocol.errors import Cancelled
 from offloadd.hosting.hosted import HostedModel
-from offloadd.hosting.loading import modules
+from offloadd.hosting.loading.loading import modules
 
 MODES: dict[str, Any] = {
     "none": "none",

@@ -18,10 +18,10 @@ from hosting.tiny_pipelines import save_sd
 
 from offload_protocol.errors import Cancelled
 from offloadd.channel.specs import model_spec
-from offloadd.hosting import skeletons
-from offloadd.hosting.describe import describe
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel
+from offloadd.hosting.loading import skeletons
+from offloadd.hosting.sources.describe import describe
 from offloadd.offload.accelerator.cpu import CpuAccelerator
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.open_file import OpenFile

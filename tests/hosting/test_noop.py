@@ -6,8 +6,8 @@ import pytest
 
 from offload_protocol.errors import Cancelled, InvalidRequest
 from offloadd.channel.specs import ModelSpec
-from offloadd.hosting.arguments import Call
 from offloadd.hosting.noop import SOURCE, NoopModel
+from offloadd.hosting.running.arguments import Call
 
 
 @pytest.fixture

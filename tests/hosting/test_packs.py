@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from offload_protocol.errors import Cancelled, ModelLoadFailed, StorageFailed
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.describe import describe
 from offloadd.hosting.hosted import HostedModel
+from offloadd.hosting.sources.describe import describe
 from offloadd.store.pack_cache import cache_directory
 
 UNET = "unet/diffusion_pytorch_model.safetensors"

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.channel.specs import model_spec
-from offloadd.hosting.describe import describe
-from offloadd.hosting.pickles import Unpickler
+from offloadd.hosting.packs.pickles import Unpickler
+from offloadd.hosting.sources.describe import describe
 from offloadd.store.index.naming import choose_pickles
 
 STEM = "diffusion_pytorch_model"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from offloadd.hosting.previews import MAX_SIDE, rough_picture, showing, shows_latents
+from offloadd.hosting.running.previews import MAX_SIDE, rough_picture, showing, shows_latents
 
 
 def test_a_picture_is_dark_where_latents_are_low_and_bright_where_they_are_high() -> None:

@@ -14,7 +14,7 @@ from hosting.hosting_help import same_values as same
 from hosting.tiny_image_families import sdxl
 
 from offloadd.hosting.hosted import HostedModel
-from offloadd.hosting.loading import modules
+from offloadd.hosting.loading.loading import modules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

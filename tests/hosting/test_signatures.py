@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 import torch
 
-from offloadd.hosting.signatures import Parameter, call_parameters
+from offloadd.hosting.sources.signatures import Parameter, call_parameters
 
 
 class Pipeline:

@@ -16,12 +16,13 @@ from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.channel.specs import OffloadSpec
-from offloadd.hosting import pack_writer, parts, plain_loading
 from offloadd.hosting.device_host import Supplier
-from offloadd.hosting.packs import packed_weights, write_packs
-from offloadd.hosting.parts import build_part, finish_part
-from offloadd.hosting.stand_ins import class_to_build
-from offloadd.hosting.weights import Weights, unmatched_weights
+from offloadd.hosting.loading import parts, plain_loading
+from offloadd.hosting.loading.parts import build_part, finish_part
+from offloadd.hosting.loading.stand_ins import class_to_build
+from offloadd.hosting.loading.weights import Weights, unmatched_weights
+from offloadd.hosting.packs import pack_writer
+from offloadd.hosting.packs.packs import packed_weights, write_packs
 from offloadd.store.index import ComponentFiles, read_checkpoint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,7 +10,7 @@ from hosting.test_describe import described
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offloadd.channel.specs import Task
-from offloadd.hosting.tasks import class_for_task
+from offloadd.hosting.sources.tasks import class_for_task
 
 
 @pytest.mark.parametrize(

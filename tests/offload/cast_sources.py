@@ -9,8 +9,8 @@ from pathlib import Path
 from offload.rig import disk_source
 from torch import nn
 
-from offloadd.offload.casting import Casting, cast_entries
-from offloadd.offload.groups import module_layout
+from offloadd.offload.grouping.groups import module_layout
+from offloadd.offload.weights.casting import Casting, cast_entries
 from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.host_source import HostSource
 from offloadd.store.index import read_checkpoint

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from offloadd.offload.absent import AbsentWeight, Place, absent_weight
-from offloadd.offload.grouping import Group, Grouping
-from offloadd.offload.reads import StrayReads
+from offloadd.offload.grouping.grouping import Group, Grouping
+from offloadd.offload.streaming.reads import StrayReads
+from offloadd.offload.weights.absent import AbsentWeight, Place, absent_weight
 
 
 class GroupRunner:

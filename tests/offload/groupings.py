@@ -7,9 +7,9 @@ import torch
 from offload.tiny_models import TINY_MODELS
 from torch import nn
 
-from offloadd.offload.grouping import Grouping
-from offloadd.offload.groups import GroupOptions
-from offloadd.offload.ties import is_within
+from offloadd.offload.grouping.grouping import Grouping
+from offloadd.offload.grouping.groups import GroupOptions
+from offloadd.offload.grouping.ties import is_within
 
 FAMILIES = sorted(TINY_MODELS)
 OPTIONS = [

@@ -18,9 +18,9 @@ from offloadd.offload.accelerator.cpu import CpuAccelerator
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.accelerator.simulated import Link, SimulatedAccelerator
 from offloadd.offload.component import Component, attach_component
-from offloadd.offload.executor import Executor
-from offloadd.offload.groups import GroupOptions, group_module, module_layout
-from offloadd.offload.tier import DeviceTier
+from offloadd.offload.grouping.groups import GroupOptions, group_module, module_layout
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.streaming.tier import DeviceTier
 from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.host_source import HostSource
 from offloadd.store.index import read_checkpoint

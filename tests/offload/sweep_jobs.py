@@ -11,9 +11,9 @@ import torch
 from offload.tiny_models import TINY_MODELS, first_tensor
 from torch import nn
 
-from offloadd.offload.executor import Executor
-from offloadd.offload.sweep import SweepRoom
-from offloadd.offload.sweep_state import GlobalRandomness, thread_state
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.sweep.state import GlobalRandomness, thread_state
+from offloadd.offload.sweep.sweep import SweepRoom
 
 Inputs = dict[str, Any]
 CPU = torch.device("cpu")

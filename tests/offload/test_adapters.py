@@ -21,11 +21,11 @@ from torch import nn
 from offload_protocol.errors import InvalidRequest, OutOfMemory, StorageFailed
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.accelerator.simulated import SimulatedAccelerator
-from offloadd.offload.adapters import check_pairs
-from offloadd.offload.casting import Casting
+from offloadd.offload.adapters.adapters import check_pairs
 from offloadd.offload.engine import Engine
 from offloadd.offload.engine_stats import ComponentStats
-from offloadd.offload.groups import GroupOptions, module_layout
+from offloadd.offload.grouping.groups import GroupOptions, module_layout
+from offloadd.offload.weights.casting import Casting
 from offloadd.store.source import WeightSource
 
 pytestmark = [

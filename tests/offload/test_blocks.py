@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from offloadd.offload.groups import GroupOptions, group_module
+from offloadd.offload.grouping.groups import GroupOptions, group_module
 
 
 class Layer(nn.Module):

@@ -16,9 +16,9 @@ from torch import nn
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OutOfMemory
 from offloadd.offload.accelerator.interface import Accelerator
-from offloadd.offload.casting import Casting
 from offloadd.offload.engine import Engine
-from offloadd.offload.groups import GroupOptions, module_layout
+from offloadd.offload.grouping.groups import GroupOptions, module_layout
+from offloadd.offload.weights.casting import Casting
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BLOCKS = GroupOptions("block_level", small_limit_bytes=0)

@@ -24,7 +24,7 @@ from offload_protocol.errors import (
 )
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.engine import Engine
-from offloadd.offload.groups import GroupOptions, module_layout
+from offloadd.offload.grouping.groups import GroupOptions, module_layout
 from offloadd.store.source import WeightSource
 
 LEAVES = GroupOptions("leaf_level", small_limit_bytes=0)

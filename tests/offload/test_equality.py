@@ -10,7 +10,7 @@ import torch
 from offload.rig import cpu_device, rig, simulated_device
 from offload.tiny_models import TINY_MODELS
 
-from offloadd.offload.groups import GroupOptions, OffloadType
+from offloadd.offload.grouping.groups import GroupOptions, OffloadType
 
 LEVELS: tuple[OffloadType, ...] = ("block_level", "leaf_level")
 BUDGETS = {"one_group": (0, 1.0), "two_groups": (0, 2.0), "half": (2, 2.5), "most": (1, 0.0)}

@@ -19,7 +19,7 @@ from offload.tiny_models import TINY_MODELS
 
 import offloadd.offload
 from offloadd.offload.accelerator.simulated import SimulatedEvent, SimulatedQueue
-from offloadd.offload.groups import GroupOptions
+from offloadd.offload.grouping.groups import GroupOptions
 
 Site = tuple[str, str, str]
 """An edge: module and function of the engine that calls, and what it calls."""

@@ -10,7 +10,7 @@ from offload.tiny_models import TINY_MODELS
 from torch import nn
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
-from offloadd.offload.groups import GroupOptions, group_module, module_layout
+from offloadd.offload.grouping.groups import GroupOptions, group_module, module_layout
 
 
 @every_family

@@ -10,7 +10,7 @@ from offload.group_runner import GroupRunner
 from offload.groupings import OPTIONS, Chain, assert_sound, every_option
 from offload.tiny_models import TINY_MODELS
 
-from offloadd.offload.groups import GroupOptions, group_module
+from offloadd.offload.grouping.groups import GroupOptions, group_module
 
 
 @pytest.mark.parametrize("family", ["t5", "umt5"])

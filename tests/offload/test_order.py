@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.offload.order import StepOrder
+from offloadd.offload.streaming.order import StepOrder
 
 steps = st.lists(st.integers(0, 6), min_size=1, max_size=20)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from offloadd.offload.accelerator.cpu import CpuAccelerator
-from offloadd.offload.tier import Region
-from offloadd.offload.transfers import DmaLoader
+from offloadd.offload.streaming.tier import Region
+from offloadd.offload.streaming.transfers import DmaLoader
 
 
 class Counting(CpuAccelerator):

@@ -14,7 +14,7 @@ from offload.rig import Rig, rig
 from torch import nn
 
 from offloadd.offload.accelerator.simulated import Link, SimulatedAccelerator
-from offloadd.offload.groups import GroupOptions
+from offloadd.offload.grouping.groups import GroupOptions
 
 KIB = 1024
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-6)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload_protocol.errors import OutOfMemory
-from offloadd.offload.plan import (
+from offloadd.offload.planning.plan import (
     Measured,
     Plan,
     PlanInput,
@@ -20,9 +20,9 @@ from offloadd.offload.plan import (
     keep_better,
     make_plan,
 )
-from offloadd.offload.residency import search
-from offloadd.offload.residency_question import Question
-from offloadd.offload.schedule import simulate
+from offloadd.offload.planning.residency import search
+from offloadd.offload.planning.residency_question import Question
+from offloadd.offload.planning.schedule import simulate
 
 BLOCK_BYTES = 256 * 400
 

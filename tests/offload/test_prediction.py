@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.offload.prediction import Prediction
+from offloadd.offload.streaming.prediction import Prediction
 
 orders = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.offload.read_timing import ReadTiming, ServiceClock
+from offloadd.offload.streaming.read_timing import ReadTiming, ServiceClock
 
 
 class Clock:

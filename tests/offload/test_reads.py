@@ -10,10 +10,10 @@ import torch
 from offload.group_runner import GroupRunner
 from torch import nn
 
-from offloadd.offload.absent import AbsentWeight, absent_weight
-from offloadd.offload.grouping import Grouping
-from offloadd.offload.groups import GroupOptions, group_module
-from offloadd.offload.reads import StrayRead, regroup
+from offloadd.offload.grouping.grouping import Grouping
+from offloadd.offload.grouping.groups import GroupOptions, group_module
+from offloadd.offload.streaming.reads import StrayRead, regroup
+from offloadd.offload.weights.absent import AbsentWeight, absent_weight
 
 LEAVES = GroupOptions("leaf_level", small_limit_bytes=0)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.offload.ring import Place, Ring
+from offloadd.offload.streaming.ring import Place, Ring
 
 sizes = st.integers(1, 40)
 actions = st.lists(st.tuples(st.booleans(), sizes, st.integers(0, 10_000)), max_size=80)

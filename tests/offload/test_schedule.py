@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.offload.ring import Place, Ring
-from offloadd.offload.schedule import (
+from offloadd.offload.planning.schedule import (
     StepWork,
     Timeline,
     best_possible_step_s,
@@ -17,6 +16,7 @@ from offloadd.offload.schedule import (
     quick_step_s,
     simulate,
 )
+from offloadd.offload.streaming.ring import Place, Ring
 
 
 @st.composite

@@ -11,10 +11,10 @@ from offload.tiny_models import TINY_MODELS
 
 from offload_protocol.errors import StorageFailed
 from offloadd.offload.component import Component, attach_component
-from offloadd.offload.executor import Executor
-from offloadd.offload.groups import GroupOptions, group_module
-from offloadd.offload.staging import READ_ALIGNMENT_BYTES, Staging
-from offloadd.offload.tier import DeviceTier
+from offloadd.offload.grouping.groups import GroupOptions, group_module
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.streaming.staging import READ_ALIGNMENT_BYTES, Staging
+from offloadd.offload.streaming.tier import DeviceTier
 from offloadd.store.source import WeightSource
 
 FAMILY = TINY_MODELS["flux"]

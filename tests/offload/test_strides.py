@@ -20,10 +20,10 @@ from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.offload.accelerator.interface import Accelerator
-from offloadd.offload.casting import Casting
 from offloadd.offload.engine import Engine
-from offloadd.offload.forms import form_of, stored_form
-from offloadd.offload.groups import GroupOptions
+from offloadd.offload.grouping.groups import GroupOptions
+from offloadd.offload.weights.casting import Casting
+from offloadd.offload.weights.forms import form_of, stored_form
 from offloadd.store.layout import TensorSpec
 
 BLOCKS = GroupOptions("block_level", small_limit_bytes=0)

@@ -16,7 +16,7 @@ from torch import nn
 from offload_protocol.errors import Cancelled
 from offloadd.offload.accelerator.simulated import Link
 from offloadd.offload.engine import Engine
-from offloadd.offload.groups import GroupOptions, module_layout
+from offloadd.offload.grouping.groups import GroupOptions, module_layout
 
 LEAVES = GroupOptions("leaf_level", small_limit_bytes=0)
 

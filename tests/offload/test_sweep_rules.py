@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadd.offload.sweep_places import PlaceCursor
-from offloadd.offload.sweep_rules import SweepRules
+from offloadd.offload.sweep.places import PlaceCursor
+from offloadd.offload.sweep.rules import SweepRules
 
 KNOWN = (0, 1, 2, 3, 4)
 

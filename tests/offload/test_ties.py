@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
-from offloadd.offload.ties import owned_tensors
+from offloadd.offload.grouping.ties import owned_tensors
 
 
 class Pair(nn.Module):

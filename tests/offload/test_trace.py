@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloadd.offload.accelerator.simulated import Link, SimulatedAccelerator
-from offloadd.offload.tier import Region
-from offloadd.offload.trace import StepTrace, fit_link
-from offloadd.offload.transfers import DmaLoader, Load
+from offloadd.offload.planning.trace import StepTrace, fit_link
+from offloadd.offload.streaming.tier import Region
+from offloadd.offload.streaming.transfers import DmaLoader, Load
 
 
 def _load(device: SimulatedAccelerator, size_bytes: int) -> Load:

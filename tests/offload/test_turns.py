@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offloadd.offload.streamed import StreamedComponent
-from offloadd.offload.turns import Turns, common_ring_bytes, is_wanted_sooner
+from offloadd.offload.streaming.streamed import StreamedComponent
+from offloadd.offload.streaming.turns import Turns, common_ring_bytes, is_wanted_sooner
 
 
 def _component(ring_bytes: int) -> StreamedComponent:

@@ -9,16 +9,16 @@ from typing import Any
 
 from offload_protocol.messages import ModelInfo
 from offloadd.control import stats
-from offloadd.control.dispatcher import Dispatcher
-from offloadd.control.endings import Endings
-from offloadd.control.foreman import Foreman
-from offloadd.control.memory import HostMemory
-from offloadd.control.models import ModelTable
-from offloadd.control.roles import Roles
-from offloadd.control.scheduler import Scheduler
-from offloadd.control.sessions import Session, Sessions
-from offloadd.control.supervisor import Supervisor
-from offloadd.control.whereabouts import located
+from offloadd.control.clients.roles import Roles
+from offloadd.control.clients.sessions import Session, Sessions
+from offloadd.control.jobs.dispatcher import Dispatcher
+from offloadd.control.jobs.endings import Endings
+from offloadd.control.memory.memory import HostMemory
+from offloadd.control.memory.whereabouts import located
+from offloadd.control.models.models import ModelTable
+from offloadd.control.scheduling.scheduler import Scheduler
+from offloadd.control.workers.foreman import Foreman
+from offloadd.control.workers.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,16 @@ from pathlib import Path
 from offload_protocol.endpoints import daemon_endpoint
 from offload_protocol.errors import OffloadError
 from offloadd.config import Config, config_file, describe, load_config
-from offloadd.control.entrances import (
+from offloadd.control.clients.entrances import (
     Entrance,
     close_entrances,
     open_entrances,
     read_keys,
 )
-from offloadd.control.listener import Access
-from offloadd.control.roles import group_entry, roles
+from offloadd.control.clients.listener import Access
+from offloadd.control.clients.roles import group_entry, roles
 from offloadd.control.server import Server, Setting
-from offloadd.control.supervisor import WORKER_COMMAND
+from offloadd.control.workers.supervisor import WORKER_COMMAND
 from offloadd.observe.logs import start_log
 
 EXIT_STOPPED = 0

@@ -16,35 +16,40 @@ from offload_protocol.errors import OffloadError, ShuttingDown, WorkerCrashed
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offloadd.channel.messages import DeviceReport
 from offloadd.config import Config
-from offloadd.control.admission import Admission
-from offloadd.control.arguments import Bounds as ArgumentBounds
+from offloadd.control.clients.entrances import Entrance
+from offloadd.control.clients.front import Front
+from offloadd.control.clients.handlers import Handlers
+from offloadd.control.clients.leases import RETURN_S, Leases
+from offloadd.control.clients.roles import Roles
+from offloadd.control.clients.router import Router
+from offloadd.control.clients.sessions import Sessions
+from offloadd.control.clients.telling import Telling
 from offloadd.control.clocks import Clocks
-from offloadd.control.dispatcher import Dispatcher
-from offloadd.control.endings import Endings
-from offloadd.control.entrances import Entrance
 from offloadd.control.figures import Figures, Identity
-from offloadd.control.forecasting import Forecasts
-from offloadd.control.foreman import Foreman
-from offloadd.control.front import Front
-from offloadd.control.handlers import Handlers
-from offloadd.control.host_budget import budget_bytes, measure
-from offloadd.control.inheritance import Inheritance
+from offloadd.control.jobs.admission import Admission
+from offloadd.control.jobs.arguments import Bounds as ArgumentBounds
+from offloadd.control.jobs.dispatcher import Dispatcher
+from offloadd.control.jobs.endings import Endings
+from offloadd.control.jobs.recovery import recover
 from offloadd.control.journal.journal import Journal
-from offloadd.control.keep_alive import KeepAlive
-from offloadd.control.leases import RETURN_S, Leases
-from offloadd.control.memory import HostMemory
-from offloadd.control.models import ModelTable
+from offloadd.control.memory.host_budget import budget_bytes, measure
+from offloadd.control.memory.inheritance import Inheritance
+from offloadd.control.memory.memory import HostMemory
+from offloadd.control.models.forecasting import Forecasts
+from offloadd.control.models.keep_alive import KeepAlive
+from offloadd.control.models.models import ModelTable
 from offloadd.control.notify import Notifier, StoredDescriptors
-from offloadd.control.recovery import recover
-from offloadd.control.roles import Roles
-from offloadd.control.router import Router
-from offloadd.control.scheduler import Bounds as QueueBounds
-from offloadd.control.scheduler import Scheduler
-from offloadd.control.sessions import Sessions
-from offloadd.control.supervisor import DEFAULT_PATIENCE, WORKER_COMMAND, Patience, Supervisor
-from offloadd.control.switching import Costs
-from offloadd.control.telling import Telling
+from offloadd.control.scheduling.scheduler import Bounds as QueueBounds
+from offloadd.control.scheduling.scheduler import Scheduler
+from offloadd.control.scheduling.switching import Costs
 from offloadd.control.tidying import clear_out_packs
+from offloadd.control.workers.foreman import Foreman
+from offloadd.control.workers.supervisor import (
+    DEFAULT_PATIENCE,
+    WORKER_COMMAND,
+    Patience,
+    Supervisor,
+)
 
 TICK_S = 0.25
 """How exact deadlines are, and how often places in the queue are told."""

@@ -9,13 +9,13 @@ from typing import Any
 from offload_protocol import codec
 from offload_protocol.messages import ModelInfo
 from offloadd.channel.messages import DeviceReport
-from offloadd.control.dispatcher import Dispatcher
-from offloadd.control.endings import Totals
-from offloadd.control.extents import Held
-from offloadd.control.results import Results
-from offloadd.control.sessions import Session
-from offloadd.control.supervisor import Supervisor
-from offloadd.control.whereabouts import owner_of
+from offloadd.control.clients.sessions import Session
+from offloadd.control.jobs.dispatcher import Dispatcher
+from offloadd.control.jobs.endings import Totals
+from offloadd.control.jobs.results import Results
+from offloadd.control.memory.extents import Held
+from offloadd.control.memory.whereabouts import owner_of
+from offloadd.control.workers.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.messages import AdapterChoice
 from offloadd.channel.specs import AdapterSpec
-from offloadd.hosting.adapter_files import Bases, adapter_file
+from offloadd.hosting.sources.adapter_files import Bases, adapter_file
 from offloadd.offload.engine import Engine
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import torch
 
 from offload_protocol.errors import OutOfMemory
-from offloadd.hosting.borders import Borders
-from offloadd.hosting.offload_plan import Plan
-from offloadd.hosting.packs import Packs
-from offloadd.hosting.parts import Source
-from offloadd.hosting.pickles import Unpickler
-from offloadd.hosting.presets import casting_of
-from offloadd.hosting.weights import Weights
+from offloadd.hosting.loading.parts import Source
+from offloadd.hosting.loading.weights import Weights
+from offloadd.hosting.packs.packs import Packs
+from offloadd.hosting.packs.pickles import Unpickler
+from offloadd.hosting.placing.offload_plan import Plan
+from offloadd.hosting.placing.presets import casting_of
+from offloadd.hosting.running.borders import Borders
 from offloadd.offload.accelerator.cpu import CpuAccelerator
 from offloadd.offload.accelerator.interface import Accelerator
 from offloadd.offload.accelerator.torch_device import TorchAccelerator
-from offloadd.offload.casting import Casting
 from offloadd.offload.engine import Engine
+from offloadd.offload.weights.casting import Casting
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.index import ComponentFiles

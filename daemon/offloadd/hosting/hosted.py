@@ -15,21 +15,21 @@ import torch
 
 from offload_protocol.messages import AdapterChoice, ComponentInfo
 from offloadd.hosting.adapters import ModelAdapters
-from offloadd.hosting.arguments import Call
-from offloadd.hosting.aside import JobAside
-from offloadd.hosting.describe import Description
 from offloadd.hosting.device_host import DeviceHost
-from offloadd.hosting.features import switch_on_features
-from offloadd.hosting.global_state import Randomness, seed_all
-from offloadd.hosting.host_room import HostRoom
-from offloadd.hosting.job_view import OnStep, job_view
-from offloadd.hosting.loading import Loaded, OnComponent, load_pipeline, modules
-from offloadd.hosting.offload_plan import Plan
-from offloadd.hosting.offloading import Placement, apply_plan
-from offloadd.hosting.outputs import plain_outputs
-from offloadd.hosting.presets import resting_on_disk
-from offloadd.hosting.previews import OnLatents, showing, shows_latents
-from offloadd.offload.sweep import SweepRoom
+from offloadd.hosting.loading.loading import Loaded, OnComponent, load_pipeline, modules
+from offloadd.hosting.placing.features import switch_on_features
+from offloadd.hosting.placing.host_room import HostRoom
+from offloadd.hosting.placing.offload_plan import Plan
+from offloadd.hosting.placing.offloading import Placement, apply_plan
+from offloadd.hosting.placing.presets import resting_on_disk
+from offloadd.hosting.running.arguments import Call
+from offloadd.hosting.running.aside import JobAside
+from offloadd.hosting.running.global_state import Randomness, seed_all
+from offloadd.hosting.running.job_view import OnStep, job_view
+from offloadd.hosting.running.outputs import plain_outputs
+from offloadd.hosting.running.previews import OnLatents, showing, shows_latents
+from offloadd.hosting.sources.describe import Description
+from offloadd.offload.sweep.sweep import SweepRoom
 
 
 class HostedModel:

@@ -17,9 +17,9 @@ from offload_protocol.errors import InvalidRequest
 from offload_protocol.messages import ComponentInfo
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
 from offloadd.channel.specs import ModelSpec
-from offloadd.hosting.arguments import Call
-from offloadd.hosting.job_view import OnStep
-from offloadd.hosting.signatures import Parameter, call_parameters
+from offloadd.hosting.running.arguments import Call
+from offloadd.hosting.running.job_view import OnStep
+from offloadd.hosting.sources.signatures import Parameter, call_parameters
 
 SOURCE = "builtin:noop"
 MAX_BYTES = 512 << 20

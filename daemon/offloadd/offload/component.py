@@ -15,21 +15,21 @@ import torch
 from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed, OffloadError
-from offloadd.offload.absent import Place
 from offloadd.offload.accelerator.interface import Accelerator
-from offloadd.offload.adapters import AdapterMemory, Own
-from offloadd.offload.casting import Casting, StoredAs, round_buffers
-from offloadd.offload.executor import Executor
-from offloadd.offload.grouping import Grouping, TensorRef
+from offloadd.offload.adapters.adapters import AdapterMemory, Own
+from offloadd.offload.grouping.grouping import Grouping, TensorRef
+from offloadd.offload.grouping.leftovers import Leftovers, move_buffers
 from offloadd.offload.hooks import Hooks
-from offloadd.offload.leftovers import Leftovers, move_buffers
-from offloadd.offload.reads import StrayReads
-from offloadd.offload.scratch import Scratch
-from offloadd.offload.staging import Staging
-from offloadd.offload.streamed import Streamed
-from offloadd.offload.streamed_groups import streamed_groups
-from offloadd.offload.supply import Supply
-from offloadd.offload.tier import DeviceTier
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.streaming.reads import StrayReads
+from offloadd.offload.streaming.staging import Staging
+from offloadd.offload.streaming.streamed import Streamed
+from offloadd.offload.streaming.streamed_groups import streamed_groups
+from offloadd.offload.streaming.supply import Supply
+from offloadd.offload.streaming.tier import DeviceTier
+from offloadd.offload.weights.absent import Place
+from offloadd.offload.weights.casting import Casting, StoredAs, round_buffers
+from offloadd.offload.weights.scratch import Scratch
 from offloadd.store.derived_source import DerivedSource
 from offloadd.store.source import WeightSource
 

@@ -16,26 +16,26 @@ from torch import nn
 
 from offload_protocol.errors import InvalidRequest
 from offloadd.offload.accelerator.interface import Accelerator
-from offloadd.offload.adapter_changes import AdapterChanges
-from offloadd.offload.allowances import Allowance
-from offloadd.offload.casting import Casting, StoredAs
+from offloadd.offload.adapters.changes import AdapterChanges
 from offloadd.offload.component import attach_component
-from offloadd.offload.counters import Counters
-from offloadd.offload.device_budget import DeviceBudget
 from offloadd.offload.engine_stats import (
     EngineStats,
     MeasuredSpeed,
     component_stats,
     measured_speed,
 )
-from offloadd.offload.executor import Executor
-from offloadd.offload.grouping import Grouping
-from offloadd.offload.groups import GroupOptions, group_module
-from offloadd.offload.plan import Plan, make_plan
-from offloadd.offload.planning import Planning, Stage, Terms, first_input
-from offloadd.offload.staging import Staging
-from offloadd.offload.sweep import MOST_MEMBERS, SweepRoom, Switch
-from offloadd.offload.sweep_state import GlobalRandomness, thread_state
+from offloadd.offload.grouping.grouping import Grouping
+from offloadd.offload.grouping.groups import GroupOptions, group_module
+from offloadd.offload.planning.allowances import Allowance
+from offloadd.offload.planning.device_budget import DeviceBudget
+from offloadd.offload.planning.plan import Plan, make_plan
+from offloadd.offload.planning.planning import Planning, Stage, Terms, first_input
+from offloadd.offload.streaming.counters import Counters
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.streaming.staging import Staging
+from offloadd.offload.sweep.state import GlobalRandomness, thread_state
+from offloadd.offload.sweep.sweep import MOST_MEMBERS, SweepRoom, Switch
+from offloadd.offload.weights.casting import Casting, StoredAs
 from offloadd.store.source import WeightSource
 
 

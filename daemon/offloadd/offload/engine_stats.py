@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offloadd.offload.planning import GUESSED_BANDWIDTH_BYTES_PER_S, Planning
+from offloadd.offload.planning.planning import GUESSED_BANDWIDTH_BYTES_PER_S, Planning
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from offloadd.offload.executor import Executor
-from offloadd.offload.streamed import Streamed
+from offloadd.offload.streaming.executor import Executor
+from offloadd.offload.streaming.streamed import Streamed
 
 TURNED_BY_HOOKS = (nn.TransformerEncoderLayer,)
 """Layers that compute in another way, with other numbers, when hooks are on them or inside."""

@@ -15,9 +15,9 @@ from offload_protocol import values
 from offload_protocol.messages import ErrorInfo, Outcome, Timings
 from offloadd.channel.framing import Frame, WorkerEnd
 from offloadd.channel.messages import JobEnded, ModelFailed, ModelLoaded, ModelUnloaded, RunJob
-from offloadd.hosting.arguments import prepare_call
 from offloadd.hosting.hosted import HostedModel
 from offloadd.hosting.noop import NoopModel
+from offloadd.hosting.running.arguments import prepare_call
 from offloadd.worker.attempts import Attempts
 from offloadd.worker.device import Device
 from offloadd.worker.models import Models

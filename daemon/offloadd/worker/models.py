@@ -15,12 +15,12 @@ from collections.abc import Collection
 from offload_protocol.errors import Cancelled, InternalError, OffloadError, UnknownModel
 from offloadd.channel.messages import Placed
 from offloadd.channel.specs import ModelSpec
-from offloadd.hosting.describe import Description, describe
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel, give_memory_back
-from offloadd.hosting.loading import OnComponent
+from offloadd.hosting.loading.loading import OnComponent
 from offloadd.hosting.noop import SOURCE as NOOP
 from offloadd.hosting.noop import NoopModel
+from offloadd.hosting.sources.describe import Description, describe
 from offloadd.worker.baton import Baton
 from offloadd.worker.device import Device, measure
 

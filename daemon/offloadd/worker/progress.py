@@ -9,7 +9,7 @@ import torch
 from offload_protocol.messages import JobState
 from offloadd.channel.framing import Frame
 from offloadd.channel.messages import JobProgressed
-from offloadd.hosting.previews import rough_picture
+from offloadd.hosting.running.previews import rough_picture
 
 MIN_INTERVAL_S = 0.05
 MIN_PREVIEW_INTERVAL_S = 0.1

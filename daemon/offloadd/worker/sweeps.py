@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
-from offloadd.hosting.global_state import Randomness
-from offloadd.offload.sweep import SweepRoom
+from offloadd.hosting.running.global_state import Randomness
+from offloadd.offload.sweep.sweep import SweepRoom
 from offloadd.worker.baton import Baton, Waiting
 
 

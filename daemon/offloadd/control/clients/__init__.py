@@ -1,0 +1,1 @@
+"""Who is connected: entrances, identities and roles, sessions, and what is on its way to each."""

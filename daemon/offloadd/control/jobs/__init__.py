@@ -1,0 +1,1 @@
+"""Jobs from their admission to their tombstone."""

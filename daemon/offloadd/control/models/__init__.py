@@ -1,0 +1,1 @@
+"""Hosted models as the control plane knows them."""

@@ -1,0 +1,1 @@
+"""Who has the next turn, and what it costs to change."""

@@ -1,0 +1,1 @@
+"""Modules without weights, and where their weights are to be had."""

@@ -1,0 +1,132 @@
+"""A component without its weights, what it wants of them, and where these are to be had.
+
+Raises name every tensor that is missing or has another shape, before a byte of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from offload_protocol.errors import ModelLoadFailed
+from offloadd.hosting.loading.plain_loading import UNFIT, unfit
+from offloadd.hosting.loading.skeletons import NotReproducible, build_skeleton
+from offloadd.hosting.loading.stand_ins import class_to_build
+from offloadd.hosting.loading.weights import (
+    Weights,
+    fill_buffers,
+    loaded_buffers,
+    match_weights,
+    stored_buffers,
+    unmatched_weights,
+)
+from offloadd.hosting.packs.pack_order import PackOrder
+from offloadd.hosting.packs.packs import Packs, packed_weights
+from offloadd.hosting.sources.classes import component_class
+from offloadd.offload.weights.casting import Casting
+from offloadd.store.index import ComponentFiles
+from offloadd.store.index.pipeline import Recall
+from offloadd.store.source import WeightSource
+
+
+class Source(WeightSource, Protocol):
+    """A source that is to be closed once nothing reads it."""
+
+    def close(self) -> None: ...
+
+
+class Supply(Protocol):
+    """Where loading gets weights from."""
+
+    @property
+    def recall(self) -> Recall:
+        """Asks for what is known of weights in memory, whose files may be gone."""
+        ...
+
+    def packs(self, component: str) -> Packs: ...
+
+    def casting(self, component: str) -> Casting | None: ...
+
+    def open(self, files: ComponentFiles, weights: Weights, watch: Callable[[], None]) -> Source:
+        """A component's weights, or its buffers, from memory or from the files that hold them."""
+        ...
+
+    def beside_turns(self) -> AbstractContextManager[None]:
+        """Time in which jobs may have the device; what is built changes the process's settings."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component without its weights, the weights that it wants, and the pack they come in.
+
+    Without an order the weights are read as they lie. `is_loaded` says that the pack holds what the
+    class's own `from_pretrained` loads, buffers included; otherwise the component's files hold
+    these.
+    """
+
+    files: ComponentFiles
+    module: nn.Module
+    weights: Weights
+    order: PackOrder | None = None
+    is_loaded: bool = False
+
+
+def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Part:
+    """Build a component's module; raises `ModelLoadFailed` naming every tensor that is missing.
+
+    What only the class itself can read is never loaded here: the writer of packs does it, beside
+    the turns of others and with settings that it may change.
+    """
+    checkpoint, name = files.checkpoint, files.name
+    assert checkpoint is not None  # the caller has looked
+    kind = component_class(name, files.library, files.class_name)
+    packs, casting = supply.packs(name), supply.casting(name)
+    try:
+        built = class_to_build(name, kind, files.directory)
+        skeleton = build_skeleton(built, files.directory, checkpoint, dtype)
+    except NotReproducible as reason:
+        raise ModelLoadFailed(
+            f"component {name!r} cannot be hosted: {reason}",
+            hint="take the model with components of diffusers' and transformers' model classes",
+            details={"component": name, "path": str(files.directory)},
+        ) from reason
+    except UNFIT as error:
+        raise unfit(name, files.class_name, files.directory, error) from error
+    module = skeleton.module
+    if skeleton.names is None:
+        wanted = unmatched_weights(module, checkpoint, casting)
+        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), True)
+    wanted = match_weights(module, skeleton.names, checkpoint, casting)
+    if wanted.is_direct:
+        return Part(files, module, wanted)
+    return Part(files, module, wanted, packs.order("cast", files, wanted, dtype))
+
+
+def finish_part(
+    part: Part, supply: Supply, watch: Callable[[], None]
+) -> tuple[Weights, list[Source]]:
+    """The files to read a part's weights from, once its pack is written.
+
+    The module's buffers are copied from files where these hold them; their sources are given too.
+    """
+    weights = part.weights
+    if part.order is not None:
+        weights = packed_weights(part.order, part.weights, supply.recall)
+    if part.is_loaded:
+        held = loaded_buffers(part.module, weights)
+    else:
+        held = stored_buffers(part.module, part.weights)
+    if not held.layout.size_bytes:
+        return weights, []
+    source = supply.open(part.files, held, watch)
+    with ExitStack() as undo:
+        undo.callback(source.close)
+        fill_buffers(part.module, source, as_stored=part.is_loaded)
+        undo.pop_all()
+    return weights, [source]

@@ -1,0 +1,1 @@
+"""How each component is kept: modes of offloading and the features beside it."""

@@ -1,0 +1,1 @@
+"""What hosting a model would take, asked before it is loaded."""

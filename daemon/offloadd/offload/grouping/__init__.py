@@ -1,0 +1,1 @@
+"""What moves together: a module cut into groups, and what never leaves the device."""

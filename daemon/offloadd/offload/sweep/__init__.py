@@ -1,0 +1,1 @@
+"""Jobs that share each pass of the ring."""
