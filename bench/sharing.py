@@ -6,8 +6,9 @@
   another: on one model, on two that both fit, and on two that do not. `short_job_slowdown` is B's
   median time over its time alone, `short_job_over_bound` over twice that plus two of A's steps (at
   most 1 is the aim), `long_job_overhead` what A lost beyond what B used, as a share of A's time
-  alone (at most 0.1), `long_job_identical` whether A's picture is that of an undisturbed run. Keys
-  without a prefix are the worst of the three.
+  alone (at most 0.1), `long_job_identical` whether A's picture is that of an undisturbed run. Where
+  the models do not both fit, the bytes that a job moves more than alone are allowed at the disk's
+  rate. Keys without a prefix are the worst of the three.
 - `alternate`: two clients queue 20 jobs each on a model of their own: switches of the model and
   seconds, against the same jobs one after the other as they come.
 - `kills`: eight clients draw without a pause, while worker or daemon is killed with SIGKILL at a
@@ -69,7 +70,8 @@ def turns(options: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(prefix="sharing-") as folder:
         for setting in settings(Path(folder)):
             with started(setting, COMMAND) as daemon:
-                measured = share(daemon, setting, 60 if options.quick else 200, alone=10)
+                steps, rounds = (60, 1) if options.quick else (200, 3)
+                measured = share(daemon, setting, steps, alone=10, rounds=rounds)
             figures |= {f"{setting.name}_{key}": one for key, one in measured.figures().items()}
     for key, worst in (
         ("short_job_slowdown", max),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import sys
 import tempfile
 import threading
@@ -20,12 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from bench.kill_rounds import RestartedDaemon
 from bench.simulated_link import KIB, LINK, Block, MemorySource, Model
+from bench.wide_models import Width, wide_model
 
-from offloadd.hosting.sources.sources import source_directory
 from offloadd.offload.accelerator.simulated import SimulatedAccelerator
 from offloadd.offload.engine import Engine
 from offloadd.offload.grouping.groups import GroupOptions, group_module
@@ -33,6 +31,7 @@ from offloadd.offload.planning.allowances import Allowance
 
 CLIENTS = 8
 GROUPS = 24
+MODEL = Width(channels=448, layers=12)
 STEPS = 6
 PROMPT = "a red circle on a white background"
 WAIT_S = 900.0
@@ -54,7 +53,7 @@ class Drawn:
 def sweep_figures(jobs_per_client: int) -> dict[str, Any]:
     """The figures of the bench."""
     with tempfile.TemporaryDirectory(prefix="sweeps-") as directory:
-        model = wide_model(Path(directory) / "wide")
+        model = wide_model(Path(directory) / "wide", MODEL)
         alone, together = (draw(model, max_sweep, jobs_per_client) for max_sweep in (1, CLIENTS))
     return {
         "sweep_jobs_per_minute": round(together.jobs_per_minute, 1),
@@ -106,26 +105,6 @@ def _on_a_link(sizes: tuple[int, ...], *, together: bool) -> tuple[float, list[t
     took_s = device.compute_s - began_s
     engine.close()
     return took_s, drawn
-
-
-def wide_model(directory: Path) -> Path:
-    """The pipeline of `shapes` with a denoiser of random weights, wide and for few tokens."""
-    shutil.copytree(source_directory("builtin:shapes"), directory)
-    shutil.rmtree(directory / "unet")
-    torch.manual_seed(1)
-    unet: Any = diffusers.UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(64, 448),
-        layers_per_block=1,
-        transformer_layers_per_block=(1, 12),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=64,
-        attention_head_dim=(4, 8),
-        norm_num_groups=16,
-    )
-    unet.save_pretrained(directory / "unet")
-    return directory
 
 
 def draw(model: Path, max_sweep: int, jobs_per_client: int) -> Drawn:

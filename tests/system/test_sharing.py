@@ -29,7 +29,7 @@ def daemon(setting: Setting) -> Iterator[RestartedDaemon]:
 def test_case_41_a_long_job_gives_way_to_short_ones_and_draws_the_same_picture(
     daemon: RestartedDaemon, setting: Setting
 ) -> None:
-    measured = share(daemon, setting, long_steps=60, alone=2)
+    (measured,) = share(daemon, setting, long_steps=60, alone=2, rounds=1).rounds
     assert measured.is_identical
     assert measured.short_shared_s, "some short job ended before the long one"
     assert measured.parked_s > 0
