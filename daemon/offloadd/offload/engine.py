@@ -309,10 +309,12 @@ class Engine:
         )
 
     def _at_border(self, name: str) -> None:
-        if not self._executor.gate.has_begun:
+        gate = self._executor.gate
+        if not gate.has_begun:
             for other, planning in self._plannings.items():
                 if other != name:
                     planning.advance(self._terms(other))
+            self._plannings[name].share(gate.sharers)
         self.on_border(name)
 
     def _terms(self, name: str) -> Terms:

@@ -2,7 +2,8 @@
 
 Stages: the first pass runs with a small ring and fetches what it needs when it needs it; what it
 measured makes the plan. The plan is measured when it runs warm, and made again from that; if the
-new one turns out slower, the old one comes back. Then nothing is measured any more.
+new one turns out slower, the old one comes back. Then nothing is measured any more. Steps that
+several jobs share follow a plan of their own, which nothing is measured under (`sharing`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from offloadd.offload.planning.plan import (
     keep_better,
     make_plan,
 )
+from offloadd.offload.planning.sharing import SharedPlans
 from offloadd.offload.planning.trace import StepFigures, StepTrace, fit_link
 from offloadd.offload.streaming.executor import Executor
 from offloadd.offload.streaming.reads import regroup
@@ -67,6 +69,7 @@ class Planning:
     stage: Stage = Stage.FIRST_PASS
     _trace: StepTrace = field(init=False)
     _before: tuple[Plan, float] | None = None
+    _shared: SharedPlans = field(default_factory=SharedPlans)
 
     def start(self, terms: Terms) -> None:
         """Begin with the first pass; raises OutOfMemory if the budget can never work."""
@@ -110,11 +113,26 @@ class Planning:
             _log.warning("%s keeps to what it has: %s", self.component.name, error)
 
     def _take_first_ring(self, plan: Plan) -> None:
+        self._shared.follow_alone()
         sizes = self.component.grouping.sizes_bytes()
         largest = align(max(sizes, default=0), self.accelerator.alignment_bytes)
         ring_bytes = min(FIRST_RING_GROUPS * largest, plan.given.room_bytes)
         self.executor.configure(self.component.name, frozenset(), ring_bytes)
         self._measure()
+
+    def share(self, sharers: int) -> None:
+        """A step of the component is about to begin, and so many jobs share it."""
+        if self.plan is None or self.stage is Stage.FIRST_PASS or self.component.in_place:
+            return
+        try:
+            plan = self._shared.next_step(self.plan, sharers)
+        except OutOfMemory:
+            return  # the plan for one is slower for several, and right
+        if plan is None:
+            return
+        self.executor.configure(self.component.name, plan.resident, plan.ring_bytes)
+        if plan is self.plan and self.stage is not Stage.SETTLED:
+            self._measure()
 
     def advance(self, terms: Terms) -> None:
         """Go on to the next stage if enough was measured; no group of the component is in use."""
@@ -171,6 +189,7 @@ class Planning:
 
     def _follow(self, plan: Plan, stage: Stage) -> None:
         self.plan, self.stage = plan, stage
+        self._shared.follow_alone()
         self.executor.configure(self.component.name, plan.resident, plan.ring_bytes)
         if stage is Stage.SETTLED:
             self.executor.trace(self.component.name, None)

@@ -205,7 +205,7 @@ class Executor:
     def _trace_of(self, component: str) -> StepTrace | None:
         """Where to measure the step; one that several share says nothing about the plan."""
         trace = self._occupancy.components[component].trace
-        return None if self.gate.is_sharing else trace
+        return None if self.gate.sharers > 1 else trace
 
     def _begin_step(self, component: str) -> None:
         self._occupancy.use(component)

@@ -15,8 +15,8 @@ class SweepMember(Protocol):
     """One member's side of the gate; called in the member's own thread, which has the baton."""
 
     @property
-    def is_sharing(self) -> bool:
-        """Whether the pass that the member takes part in was begun by several."""
+    def sharers(self) -> int:
+        """With how many members the pass that this one takes part in began."""
         ...
 
     @property
@@ -56,10 +56,10 @@ class SweepGate:
         self._threads.member = member
 
     @property
-    def is_sharing(self) -> bool:
-        """Whether what the calling thread does now, others do as well, each group in turn."""
+    def sharers(self) -> int:
+        """How many do what the calling thread does now, each group in turn; 1 if nobody else."""
         member = self.member
-        return member is not None and member.is_sharing
+        return 1 if member is None else member.sharers
 
     @property
     def has_begun(self) -> bool:

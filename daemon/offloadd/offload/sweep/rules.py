@@ -97,9 +97,9 @@ class SweepRules:
         return self._pass is not None and bool(self._pass.going)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether the pass under way began with several members."""
-        return self._pass is not None and len(self._pass.sharing) > 1
+    def sharers(self) -> int:
+        """With how many members the pass under way began; 1 between passes."""
+        return 1 if self._pass is None else len(self._pass.sharing)
 
     @property
     def has_begun(self) -> bool:

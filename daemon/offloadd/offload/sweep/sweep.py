@@ -31,7 +31,8 @@ The contract:
   order decides only what is loaded how often.
 - Not for modules that keep state of a forward on themselves across groups (caches between steps),
   and a call that changes them for its length (by a scale for adapters) attends with `is_alone`.
-- While several share a pass nothing is measured for the plan, and a component that has no plan yet
+- While several share a pass nothing is measured for the plan, which is then another than for one
+  job alone (`planning.sharing`), and a component that has no plan yet
   (`Engine.is_planned`) is passed by one member at a time, so that it gets one.
 """
 
@@ -246,8 +247,8 @@ class _Member:
         self._cursor = PlaceCursor()
 
     @property
-    def is_sharing(self) -> bool:
-        return self._room._rules.is_shared
+    def sharers(self) -> int:
+        return self._room._rules.sharers
 
     @property
     def has_begun(self) -> bool:
