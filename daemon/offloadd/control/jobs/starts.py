@@ -45,7 +45,7 @@ class Starts:
 
     def start_next(self) -> None:
         """Start what can start now, and let the running job give way if it is to."""
-        if not self.has_worker:
+        if not self.has_worker or not len(self._scheduler):
             return
         while self._turns.running is None:
             job = self._next(self._turns.may_take_turn)
@@ -56,6 +56,9 @@ class Starts:
             elif self._is_fit(job):
                 self._turns.begin(job, self._clock())
                 self._tell(job)
+        if not len(self._scheduler):
+            # As in the usual case: nobody waits who could share, load, or be owed the device.
+            return
         while self._turns.is_shareable:
             job = self._next(self._turns.may_share)
             if job is None:

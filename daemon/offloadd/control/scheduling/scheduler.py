@@ -16,38 +16,19 @@ Jobs of one program do not interrupt each other, but for a higher priority.
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from offload_protocol.errors import Busy
+from offloadd.control.scheduling.lanes import Lanes, Lead, Runnable
+from offloadd.control.scheduling.lanes import Ticket as Ticket
 from offloadd.control.scheduling.shares import Shares
 
 SWITCH_WORTH = 5.0
 
 LEAST_TURN_S = 0.1
 """How long a job has the device at least, before another of its priority may take it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A job in the queue. `expected_s` is how long it will have the device from now on.
-
-    With `is_alone` it shares the device with no other.
-    """
-
-    job: str
-    user: str
-    program: str
-    model: str
-    submitted_s: float
-    priority: int = 0
-    deadline_s: float | None = None
-    size_bytes: int = 0
-    expected_s: float = 0.0
-    is_alone: bool = False
-    shares_nothing: bool = False
-    """It goes on beside no other, and may be parked beside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +56,6 @@ class _Turn:
     since_s: float = 0.0
 
 
-_Lanes = dict[tuple[int, str, str, str], list[Ticket]]
-
-
-Runnable = Callable[[Ticket], bool]
-Rank = Callable[[Ticket], tuple[float, ...]]
-
-
 class Scheduler:
     """The queue of one device. `switch_s` is what it takes to make a model the present one."""
 
@@ -91,9 +65,10 @@ class Scheduler:
         self._waiting: dict[str, Ticket] = {}
         self._running: dict[str, Ticket] = {}
         self._aside: dict[str, Ticket] = {}
-        self._lanes: _Lanes = {}
+        self._of_user: Counter[str] = Counter()
         self._by_model: dict[str, int] = {}
         self._shares = Shares()
+        self._lanes = Lanes(self._shares)
         self._turn = self._turn_before = _Turn()
         self._waiting_bytes = 0
 
@@ -113,7 +88,7 @@ class Scheduler:
 
         An empty queue takes a request of any size.
         """
-        of_user = sum(other.user == ticket.user for other in self._waiting.values())
+        of_user = self._of_user[ticket.user]
         full = ""
         if len(self._waiting) >= self._bounds.limit:
             full = f"{len(self._waiting)} jobs wait already"
@@ -135,7 +110,8 @@ class Scheduler:
         self._waiting_bytes += ticket.size_bytes
         self._shares.enter(ticket.user, ticket.program)
         self._by_model[ticket.model] = self._by_model.get(ticket.model, 0) + 1
-        insort(self._lanes.setdefault(_lane(ticket), []), ticket, key=_age)
+        self._of_user[ticket.user] += 1
+        self._lanes.add(ticket)
 
     def remove(self, job: str) -> bool:
         """Take a job out; False where it does not wait."""
@@ -160,10 +136,15 @@ class Scheduler:
 
     def start_next(self, now_s: float, runnable: Runnable) -> Ticket | None:
         """Take out the job that has the device now, or None where none is `runnable`."""
-        heads = self._heads(runnable)
-        if not heads:
+        ticket: Ticket | None
+        if len(self._waiting) == 1:
+            # It needs no comparing, as in the usual case that nobody waits.
+            (ticket,) = self._waiting.values()
+            ticket = ticket if runnable(ticket) else None
+        else:
+            ticket = _choose(self._lanes, runnable, self._turn, now_s, self._turn_s)
+        if ticket is None:
             return None
-        ticket = self._choose(heads, _rank(self._shares), self._turn, now_s)
         self._take_out(ticket)
         self._running[ticket.job] = ticket
         self._shares.serve(ticket.user, ticket.program)
@@ -175,16 +156,22 @@ class Scheduler:
     def is_owed(self, now_s: float, used_s: float, runnable: Runnable) -> bool:
         """Whether the running job, `used_s` into its turn, is to give way to another's."""
         running = next(iter(self._running.values()), None)
-        heads = self._heads(runnable)
-        if running is None or not heads:
+        if running is None:
             return False
-        if max(ticket.priority for ticket in heads) > running.priority:
-            return True
+        lanes = self._lanes
+        for priority in lanes.priorities():
+            if priority <= running.priority:
+                break
+            if lanes.first(priority, lanes.models(priority), runnable) is not None:
+                return True
         if used_s < LEAST_TURN_S:
             return False
-        rank = _rank(self._shares, running, used_s)
-        chosen = self._choose([*heads, running], rank, self._turn, now_s)
-        return (chosen.user, chosen.program) != (running.user, running.program)
+        lead = Lead(running, used_s)
+        chosen = _choose(lanes, runnable, self._turn, now_s, self._turn_s, lead)
+        return chosen is not None and (chosen.user, chosen.program) != (
+            running.user,
+            running.program,
+        )
 
     def set_aside(self, job: str) -> None:
         """A job that was started does not need the device yet: it is as if it had not been."""
@@ -196,14 +183,14 @@ class Scheduler:
         self.restore(ticket)
         before = self._running.pop(ticket.job, None) or self._aside.pop(ticket.job)
         if used_s:
-            self._shares.charge(before.user, before.program, used_s)
+            self._charge(before, used_s)
         self._shares.leave(before.user, before.program)
 
     def stopped(self, job: str, used_s: float) -> None:
         """A job that was started is no longer there, and has used the device for so long."""
         ticket = self._running.pop(job, None) or self._aside.pop(job, None)
         if ticket is not None:
-            self._shares.charge(ticket.user, ticket.program, used_s)
+            self._charge(ticket, used_s)
             self._shares.leave(ticket.user, ticket.program)
 
     def places(self, now_s: float, busy_s: float = 0.0) -> list[Place]:
@@ -211,39 +198,32 @@ class Scheduler:
 
         `busy_s` is how long the device will still be in use.
         """
-        lanes: _Lanes = {key: lane[::-1] for key, lane in self._lanes.items()}
         shares, turn, time_s = self._shares.copy(), self._turn, now_s + busy_s
+        lanes = self._lanes.copy(shares)
         for running in self._running.values():
             shares.charge(running.user, running.program, running.expected_s)
+            lanes.reorder(running.user, running.program)
         places: list[Place] = []
-        while lanes:
-            heads = [lane[-1] for lane in lanes.values()]
-            ticket = self._choose(heads, _rank(shares), turn, time_s)
+        while (ticket := _choose(lanes, _any, turn, time_s, self._turn_s)) is not None:
             places.append(Place(ticket.job, len(places) + 1, time_s - now_s))
+            lanes.remove(ticket)
             shares.serve(ticket.user, ticket.program)
             used_s = ticket.expected_s
             if ticket.model != turn.model:
                 turn = _Turn(ticket.model, time_s)
                 used_s += self._switch_s(ticket.model)
             shares.charge(ticket.user, ticket.program, used_s)
+            lanes.reorder(ticket.user, ticket.program)
             time_s += used_s
-            _shorten(lanes, ticket)
         return places
 
-    def _heads(self, runnable: Runnable) -> list[Ticket]:
-        """The oldest job that can run of each user's program, by model and priority."""
-        heads = (next(filter(runnable, lane), None) for lane in self._lanes.values())
-        return [ticket for ticket in heads if ticket is not None]
+    def _turn_s(self, model: str) -> float:
+        """How long the present model is preferred to another one."""
+        return min(SWITCH_WORTH * self._switch_s(model), self._bounds.model_turn_s)
 
-    def _choose(self, heads: list[Ticket], rank: Rank, turn: _Turn, now_s: float) -> Ticket:
-        highest = max(ticket.priority for ticket in heads)
-        heads = [ticket for ticket in heads if ticket.priority == highest]
-        owed = min(heads, key=rank)
-        near = [ticket for ticket in heads if ticket.model == turn.model]
-        if not near or owed.model == turn.model:
-            return owed
-        turn_s = min(SWITCH_WORTH * self._switch_s(owed.model), self._bounds.model_turn_s)
-        return min(near, key=rank) if now_s - turn.since_s < turn_s else owed
+    def _charge(self, ticket: Ticket, used_s: float) -> None:
+        self._shares.charge(ticket.user, ticket.program, used_s)
+        self._lanes.reorder(ticket.user, ticket.program)
 
     def _take_out(self, ticket: Ticket) -> None:
         del self._waiting[ticket.job]
@@ -251,35 +231,48 @@ class Scheduler:
         self._by_model[ticket.model] -= 1
         if not self._by_model[ticket.model]:
             del self._by_model[ticket.model]
-        lane = self._lanes[_lane(ticket)]
-        lane.remove(ticket)
-        if not lane:
-            del self._lanes[_lane(ticket)]
+        self._of_user[ticket.user] -= 1
+        if not self._of_user[ticket.user]:
+            del self._of_user[ticket.user]
+        self._lanes.remove(ticket)
 
 
-def _rank(shares: Shares, running: Ticket | None = None, used_s: float = 0.0) -> Rank:
-    """Who is owed most comes first; the party of `running` has used the device `used_s` longer."""
+def _choose(
+    lanes: Lanes,
+    runnable: Runnable,
+    turn: _Turn,
+    now_s: float,
+    turn_s: Callable[[str], float],
+    lead: Lead | None = None,
+) -> Ticket | None:
+    """The job that has the device now.
 
-    def rank(ticket: Ticket) -> tuple[float, ...]:
-        user_s, program_s = shares.rank(ticket.user, ticket.program)
-        if running is not None and ticket.user == running.user:
-            user_s += used_s
-            program_s += used_s if ticket.program == running.program else 0.0
-        return user_s, program_s, ticket.submitted_s
+    With `lead`, that job takes part as if it waited, and others of its priority alone.
+    """
+    priorities = lanes.priorities() if lead is None else [lead.ticket.priority]
+    for priority in priorities:
+        owed = lanes.first(priority, lanes.models(priority), runnable, lead)
+        if lead is not None:
+            owed = _before(lanes, owed, lead)
+        if owed is None:
+            continue
+        if owed.model == turn.model or turn.model is None:
+            return owed
+        near = lanes.first(priority, (turn.model,), runnable, lead)
+        if lead is not None and lead.ticket.model == turn.model:
+            near = _before(lanes, near, lead)
+        if near is None or now_s - turn.since_s >= turn_s(owed.model):
+            return owed
+        return near
+    return None
 
-    return rank
+
+def _before(lanes: Lanes, ticket: Ticket | None, lead: Lead) -> Ticket:
+    """Who is owed more: a job that waits, or the one that has the device."""
+    if ticket is None or lanes.rank(lead.ticket, lead) < lanes.rank(ticket, lead):
+        return lead.ticket
+    return ticket
 
 
-def _lane(ticket: Ticket) -> tuple[int, str, str, str]:
-    return ticket.priority, ticket.model, ticket.user, ticket.program
-
-
-def _age(ticket: Ticket) -> float:
-    return ticket.submitted_s
-
-
-def _shorten(lanes: _Lanes, ticket: Ticket) -> None:
-    key = _lane(ticket)
-    lanes[key].pop()
-    if not lanes[key]:
-        del lanes[key]
+def _any(ticket: Ticket) -> bool:
+    return True

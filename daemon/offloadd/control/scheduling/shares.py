@@ -23,10 +23,13 @@ class Level:
     used_s: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, int] = field(default_factory=dict)
     reached_s: float = 0.0
+    away: dict[str, None] = field(default_factory=dict)
+    """Those in `used_s` that have no jobs."""
 
     def enter(self, party: str) -> None:
         """The party has a job more."""
         if party not in self.jobs:
+            self.away.pop(party, None)
             self.used_s[party] = max(self.used_s.pop(party, 0.0), self.reached_s)
         self.jobs[party] = self.jobs.get(party, 0) + 1
 
@@ -36,12 +39,13 @@ class Level:
         if self.jobs[party]:
             return
         del self.jobs[party]
+        self.away[party] = None
         if not self.jobs:
             # Nobody is left who could have been kept waiting: all begin anew from here.
             self.reached_s = max(self.used_s.values())
-        for one in [one for one in self.used_s if one not in self.jobs]:
+        for one in tuple(self.away):
             if self.used_s[one] <= self.reached_s or len(self.used_s) > MAX_REMEMBERED:
-                del self.used_s[one]
+                del self.used_s[one], self.away[one]
 
     def serve(self, party: str) -> None:
         """The party gets the device."""
@@ -54,7 +58,7 @@ class Level:
 
     def copy(self) -> Level:
         """The same, to try things out on."""
-        return Level(dict(self.used_s), dict(self.jobs), self.reached_s)
+        return Level(dict(self.used_s), dict(self.jobs), self.reached_s, dict(self.away))
 
 
 class Shares:
@@ -73,8 +77,9 @@ class Shares:
         """A job of theirs neither waits nor runs any more."""
         self._programs[user].leave(program)
         self._users.leave(user)
-        for one in [one for one in self._programs if one not in self._users.used_s]:
-            del self._programs[one]
+        if len(self._programs) > len(self._users.used_s):
+            for one in [one for one in self._programs if one not in self._users.used_s]:
+                del self._programs[one]
 
     def serve(self, user: str, program: str) -> None:
         """A job of theirs starts."""
@@ -86,9 +91,13 @@ class Shares:
         self._users.charge(user, used_s)
         self._programs[user].charge(program, used_s)
 
-    def rank(self, user: str, program: str) -> tuple[float, float]:
-        """The least goes first."""
-        return self._users.used_s[user], self._programs[user].used_s[program]
+    def user_s(self, user: str) -> float:
+        """What a user has used who has jobs; the least goes first."""
+        return self._users.used_s[user]
+
+    def program_s(self, user: str, program: str) -> float:
+        """What a program of a user has used, as far as its user's programs are concerned."""
+        return self._programs[user].used_s[program]
 
     def copy(self) -> Shares:
         """The same, to try things out on."""
