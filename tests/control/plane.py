@@ -51,7 +51,9 @@ class InstantJournal:
         self.numbers += 1
         return self.numbers
 
-    def accept(self, job: Accepted, frames: Sequence[Any], told: Any) -> None:
+    def accept(
+        self, job: Accepted, frames: Sequence[Any], told: Any, patience_s: float = 0.0
+    ) -> None:
         told(None)
 
     def note_deaths(self, number: int, strikes: int, kills: int) -> None:
@@ -61,9 +63,6 @@ class InstantJournal:
         row[-1](None)
 
     def forget(self, number: int) -> None:
-        pass
-
-    def flush(self) -> None:
         pass
 
 

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from offload_protocol import codec
@@ -122,7 +122,7 @@ def test_an_accepted_job_is_read_again_as_it_was(tmp_path: Path, size: int) -> N
     one.journal.note_deaths(number, 1, 3)
     one.journal.close()
     (job,) = reopened(tmp_path).open
-    assert job.accepted == replace(accepted(number, "a"), strikes=1, kills=3)
+    assert job.accepted == msgspec.structs.replace(accepted(number, "a"), strikes=1, kills=3)
     assert not isinstance(job.frames, StorageFailed)
     assert tuple(map(bytes, job.frames)) == frames
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import zmq.asyncio
 from control.conftest import Serve, until
 from control.plane import Plane
 from control.processes import Daemon, connected, running_job
+from msgspec.structs import replace
 
 from offload_protocol import codec
 from offload_protocol.errors import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -103,6 +104,8 @@ async def _run_until_signalled(config: Config, setting: Setting) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
         # Not a reason to leave at once: kernel and shell both send it when a terminal closes.
         loop.add_signal_handler(signal.SIGHUP, server.stop)
+    # What is there now stays; to look through it again and again would hold up some jobs.
+    gc.freeze()
     await server.run()
     return EXIT_STOPPED
 

@@ -176,6 +176,7 @@ class Server:
             clock=setting.clock,
             leases=self._leases,
             roles=setting.roles,
+            books=self._journal,
         )
         for router in self._routers:
             router.start(self._front)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping
 
 _PRIORITIES = {
@@ -23,14 +24,32 @@ class _JournalFormatter(logging.Formatter):
         return f"<{_PRIORITIES.get(record.levelno, 6)}>{text}"
 
 
+class _TimedFormatter(logging.Formatter):
+    """Says the hour, which it works out once a second."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._second, self._told = -1, ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - its name in the library
+        second = int(record.created)
+        if second != self._second:
+            self._told = time.strftime("%H:%M:%S", time.localtime(second))
+            self._second = second
+        return self._told
+
+
 def start_log(level: str, environ: Mapping[str, str]) -> None:
     """Send this process's log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _JournalFormatter("%(message)s")
         if _is_journal(environ)
-        else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        else _TimedFormatter("%(asctime)s %(levelname)-7s %(message)s")
     )
+    # No format of ours names these, and to find them takes as long as the end of a small job.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
@@ -17,18 +18,37 @@ from offload_protocol.errors import InternalError, OffloadError, ProtocolMismatc
 from offload_protocol.limits import Limits
 from offload_protocol.messages import (
     PROTOCOL_VERSION,
+    Answer,
     Error,
     Hello,
     Reply,
     Welcome,
 )
-from offloadd.control.clients.handlers import Answer, Handlers, Later, OnceWritten, Piece, Result
+from offloadd.control.clients.handlers import Answer as Handled
+from offloadd.control.clients.handlers import Handlers, Later, OnceWritten, Piece, Result
 from offloadd.control.clients.leases import Leases
 from offloadd.control.clients.roles import Roles
 from offloadd.control.clients.router import Connection
 from offloadd.control.clients.sessions import Sessions
 
 _log = logging.getLogger(__name__)
+
+
+class _Reply(Answer, frozen=True, tag="reply"):
+    """A `Reply` whose result need not be made plain before it is encoded."""
+
+    rid: int
+    result: Any = msgspec.field(default_factory=dict)
+
+
+class Books(Protocol):
+    """Where what comes together is written down together."""
+
+    def gather(self) -> None:
+        """Wait for more."""
+
+    def commit(self) -> None:
+        """No more comes."""
 
 
 class Front:
@@ -44,6 +64,7 @@ class Front:
         clock: Callable[[], float],
         leases: Leases,
         roles: Roles,
+        books: Books,
     ) -> None:
         self.protocol_errors_total = 0
         self._sessions = sessions
@@ -54,6 +75,11 @@ class Front:
         self._clock = clock
         self._leases = leases
         self._roles = roles
+        self._books = books
+
+    def on_batch(self) -> None:
+        """Several messages may come, and are then written down together."""
+        self._books.gather()
 
     def on_message(self, connection: Connection, frames: list[memoryview]) -> None:
         """Answer a message."""
@@ -63,7 +89,7 @@ class Front:
             rid = request.rid
             codec.check_frames(frames[1:], self._limits)
             if isinstance(request, Hello):
-                answer: Answer | None = self._welcome(connection, request)
+                answer: Handled | None = self._welcome(connection, request)
             else:
                 answer = self._handlers.handle(self._sessions.of(connection), request, frames[1:])
         except codec.UnreadableRequest as error:
@@ -73,11 +99,11 @@ class Front:
         except Exception:  # noqa: BLE001 - the last resort: our fault costs one request, no more
             self._refuse_as_our_fault(connection, rid)
         else:
-            if isinstance(answer, asyncio.Future):
-                answer.add_done_callback(partial(self._answer_later, connection, request.rid))
-            elif isinstance(answer, OnceWritten):
+            if isinstance(answer, OnceWritten):
                 settle = partial(self._answer_written, connection, request.rid, answer.result)
                 answer.subscribe(settle)
+            elif isinstance(answer, asyncio.Future):
+                answer.add_done_callback(partial(self._answer_later, connection, request.rid))
             elif isinstance(answer, Piece):
                 reply = Reply(rid=request.rid, result={})
                 self._sessions.answer(connection, reply, answer.frame)
@@ -95,8 +121,9 @@ class Front:
         for connection in self._sessions.of_peers(self._roles.is_banned):
             self.on_disconnected(connection)
 
-    def on_writable(self) -> None:
-        """Some client has read."""
+    def on_batch_end(self) -> None:
+        """These were all; besides, some client may have read."""
+        self._books.commit()
         self._sessions.retry_blocked()
 
     def on_anonymous(self) -> None:
@@ -116,8 +143,7 @@ class Front:
 
     def _reply(self, connection: Connection, rid: int, result: Result) -> None:
         try:
-            plain = codec.plain(result) if isinstance(result, msgspec.Struct) else result
-            self._sessions.answer(connection, Reply(rid=rid, result=plain))
+            self._sessions.answer(connection, _Reply(rid=rid, result=result))
         except OffloadError:
             # Some text or number of the result fits no message. A client would wait for ever.
             self._refuse_as_our_fault(connection, rid)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -50,8 +49,7 @@ Frames = Sequence[memoryview]
 Result = msgspec.Struct | dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OnceWritten:
+class OnceWritten(msgspec.Struct, frozen=True):
     """A result that is told when the journal has written something, or the error that it met.
 
     `subscribe` takes the function to call then.
@@ -61,8 +59,7 @@ class OnceWritten:
     result: Callable[[], Result]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """An empty result with a frame behind it."""
 
     frame: Frame
@@ -143,13 +140,18 @@ class Handlers:
 
     def _fetch(self, session: Session, request: Fetch, frames: Frames) -> Result:
         job = self._find(session, request.job)
-        if job.is_final and not self._endings.has_result(job):
-            raise UnknownJob(f"the job {request.job!r} has ended and its result was taken")
+        self._require_result(job)
         job.watchers.add(session.client)
         return self._attached(session, job)
 
     def _read(self, session: Session, request: Read, frames: Frames) -> Answer:
         job = self._find(session, request.job)
+        if not job.is_final:
+            raise InvalidRequest(
+                f"the job {request.job!r} is {job.state} and has no result yet",
+                hint="read it when `finished` has come",
+            )
+        self._require_result(job)
         return Piece(
             self._endings.results.piece(
                 job.key, request.frame, request.offset, self._limits.max_piece_bytes
@@ -272,6 +274,13 @@ class Handlers:
                 hint="jobs are forgotten some time after their end",
             )
         return job
+
+    def _require_result(self, job: Job) -> None:
+        if job.is_final and not self._endings.has_result(job):
+            raise UnknownJob(
+                f"the job {job.request.job!r} has ended and its result was taken",
+                hint="a result is given until it is taken; to draw it again, make a new id",
+            )
 
     def _info(self, session: Session, job: Job) -> JobInfo:
         return job.info(self._clock(), session.user)

@@ -63,7 +63,7 @@ class Sent(Enum):
 
     SENT = auto()
     BLOCKED = auto()
-    """The client reads too slowly; try again when `on_writable` is called."""
+    """The client reads too slowly; try again when `on_batch_end` is called."""
     GONE = auto()
 
 
@@ -83,14 +83,17 @@ class Connection:
 class Receiver(Protocol):
     """Who is told what arrives."""
 
+    def on_batch(self) -> None:
+        """Messages may come, one right behind the other."""
+
     def on_message(self, connection: Connection, frames: list[memoryview]) -> None:
         """A message; the list holds one frame more than allowed if there were too many."""
 
     def on_disconnected(self, connection: Connection) -> None:
         """The connection has ended; nothing more comes from it."""
 
-    def on_writable(self) -> None:
-        """Some client took messages; blocked ones may be tried again."""
+    def on_batch_end(self) -> None:
+        """No more messages for now. Some client may have read; blocked ones may be tried again."""
 
     def on_anonymous(self) -> None:
         """A message came over a connection whose credentials are not known, and was dropped."""
@@ -172,14 +175,17 @@ class Router:
         self._drain_is_due = False
         if self._socket.closed:
             return
-        for _ in range(BATCH_MESSAGES):
-            if not self._socket.getsockopt(_EVENTS) & _POLLIN:
-                self._report_closed()
-                break
-            self._receive()
-        else:
-            self._schedule_drain()
-        self._receiver.on_writable()
+        self._receiver.on_batch()
+        try:
+            for _ in range(BATCH_MESSAGES):
+                if not self._socket.getsockopt(_EVENTS) & _POLLIN:
+                    self._report_closed()
+                    break
+                self._receive()
+            else:
+                self._schedule_drain()
+        finally:
+            self._receiver.on_batch_end()
 
     def _receive(self) -> None:
         identity = self._socket.recv(_DONTWAIT)

@@ -40,6 +40,10 @@ from offloadd.control.scheduling.scheduler import Scheduler, Ticket
 from offloadd.control.scheduling.turns import Order, Turns
 from offloadd.control.workers.deaths import Death, blame, suspects
 
+BRIEF_S, PATIENCE_S = 0.001, 0.01
+"""A job that has begun and is expected to end within the first may wait for its end for the second,
+so that one transaction accepts it and writes its end. What takes longer is accepted at once."""
+
 
 class Dispatcher:
     """The jobs of one worker. `order` hands a message and frames to it."""
@@ -54,8 +58,8 @@ class Dispatcher:
         clock: Callable[[], float],
         watchers: Watchers,
         order: Order,
-        max_parked: int = 4,
-        max_sweep: int = 1,
+        max_parked: int,
+        max_sweep: int,
     ) -> None:
         self.table = endings.table
         self.turns = Turns(scheduler, models, clock, max_parked, max_sweep, order, self._ticket)
@@ -95,7 +99,8 @@ class Dispatcher:
             raise self._refusal
         job = self._admission.admit(owner, request, frames, mark)
         retry_after_s = max(self._places.estimates.typical_s, 1.0)
-        self._scheduler.add(self._ticket(job), retry_after_s)
+        ticket = self._ticket(job)
+        self._scheduler.add(ticket, retry_after_s)
         job.number = self._journal.new_number()
         self.table.add(job)
         job.position = len(self._scheduler)
@@ -106,7 +111,11 @@ class Dispatcher:
             *(job.number, owner.user, owner.client, owner.program, request),
             *(mark.digest, mark.size_bytes, job.seed, job.submitted_at),
         )
-        self._journal.accept(accepted, frames, lambda error: self._written(job, error))
+        is_brief = job.turn_since_s is not None and ticket.expected_s < BRIEF_S
+        self._journal.accept(
+            *(accepted, frames, lambda error: self._written(job, error)),
+            patience_s=PATIENCE_S if is_brief else 0.0,
+        )
         return job
 
     def restore(self, job: Job) -> None:
@@ -121,7 +130,9 @@ class Dispatcher:
 
     def cancel(self, job: Job, reason: OffloadError | None = None) -> None:
         """End a job; nothing happens to one that has ended."""
-        reason = reason or Cancelled("the job was cancelled")
+        reason = reason or Cancelled(
+            "the job was cancelled", hint="to draw it after all, submit it under a new id"
+        )
         if self.turns.get(job.key) is job:
             job.stopping = job.stopping or reason
             self.turns.stop(job)
@@ -134,7 +145,11 @@ class Dispatcher:
             if client in job.watchers:
                 job.watchers.discard(client)
                 if not job.watchers and not job.request.detached:
-                    self.cancel(job, Cancelled("the client that submitted the job has gone"))
+                    reason = Cancelled(
+                        "the client that submitted the job has gone",
+                        hint="submit with `detached` what is to go on without its client",
+                    )
+                    self.cancel(job, reason)
 
     def refuse(self, error: OffloadError | None) -> None:
         """From now on, answer every new job with this error, or, with None, accept them again."""
@@ -231,12 +246,14 @@ class Dispatcher:
         self._models.note_sharing(job.request.model, news.is_better_shared)
         # The worker's own time: ours holds what the loop did for others meanwhile.
         self._leave_worker(job, news.outcome.timings.running_s if news.outcome else None)
+        if news.outcome is not None and not job.is_void:
+            self._places.estimates.note(job.request.model, steps, job.charged_s)
+        # First, since the worker can begin while this one's end is written and told.
+        self._starts.start_next()
         if news.outcome is None:
             self._finish(job, _reason(job, news))
         elif not job.is_void:
-            self._places.estimates.note(job.request.model, steps, job.charged_s)
             self._endings.complete(job, news.outcome, frames)
-        self._starts.start_next()
 
     def _leave_worker(self, job: Job, worked_s: float | None = None) -> None:
         self.turns.leave(job, worked_s)

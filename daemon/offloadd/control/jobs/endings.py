@@ -164,6 +164,8 @@ class Endings:
 
         def written(error: StorageFailed | None) -> None:
             job.end_is_written = True
+            if job.is_void:
+                return
             self._watchers.job_finished(job)
             # Behind the news, since a line takes as long as a small job's whole turn here.
             _log_end(job, reason)
@@ -174,7 +176,6 @@ class Endings:
             *(job.number, job.request, job.state, self._wall_clock()),
             *(result.body, result.frames, written),
         )
-        self._journal.flush()
 
     def _gave_way(self, key: str, new: Result) -> None:
         job = self.table.get(key)

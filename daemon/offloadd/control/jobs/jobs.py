@@ -24,8 +24,7 @@ MAX_LISTED = 1_000
 """Jobs in one list; the newest are listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """Who a job belongs to: a user, one of that user's clients, and the program's own name."""
 
     user: str
@@ -33,8 +32,7 @@ class Owner:
     program: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(msgspec.Struct, frozen=True):
     """What tells two requests apart, and the bytes that a request holds."""
 
     digest: bytes

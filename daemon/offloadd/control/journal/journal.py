@@ -30,12 +30,20 @@ from offloadd.control.journal.frames import (
 from offloadd.control.journal.transactions import Entry, Statement, Told
 from offloadd.control.journal.writer import Loop, Writer
 
+PATIENCE_S = 0.05
+"""How long what nobody waits for does so for company; a transaction costs as much as its rows."""
+
 DATABASE = "journal.db"
 FRAMES = "frames"
 
 _ACCEPT = (
     "INSERT INTO jobs (number, user, job, client, program, request, digest, size_bytes, seed,"
     " submitted_at, request_lengths, request_frames) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_ACCEPT_AND_END = (
+    "INSERT INTO jobs (number, user, job, client, program, request, digest, size_bytes, seed,"
+    " submitted_at, request_lengths, state, ended_at, body, result_lengths, result_frames)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _DEATHS = "UPDATE jobs SET strikes = ?, kills = ? WHERE number = ?"
 _END = (
@@ -66,8 +74,7 @@ _READ = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A job as it was accepted; `submitted_at` is in seconds since the epoch."""
 
     number: int
@@ -124,6 +131,8 @@ class Journal:
         self._connection = connection
         self._writer = writer
         self._last_number = last_number
+        self._patient: dict[int, Entry] = {}
+        """Acceptances that wait for the ends of their jobs, or have waited."""
 
     @classmethod
     def open(
@@ -156,16 +165,25 @@ class Journal:
         self._last_number += 1
         return self._last_number
 
-    def accept(self, job: Accepted, frames: Sequence[Frame], told: Told) -> None:
-        """Write a new job; it is accepted when `told` is called without an error."""
+    def accept(
+        self, job: Accepted, frames: Sequence[Frame], told: Told, patience_s: float = 0.0
+    ) -> None:
+        """Write a new job; it is accepted when `told` is called without an error.
+
+        With `patience_s` it may wait so long for its own end, to be written with it as one row.
+        """
         lengths = lengths_of(frames)
         inline, file = self._place(job.number, "request", frames, lengths)
         row = (
             *(job.number, job.user, job.request.job, job.client, job.program),
             *(codec.encode(job.request), job.digest, job.size_bytes, job.seed, job.submitted_at),
-            *(pack_lengths(lengths), inline),
+            *(pack_lengths(lengths) if lengths else _NO_LENGTHS, inline),
         )
-        self._writer.put(Entry((_ACCEPT, row), told, file, frames if file else ()))
+        patience_s = 0.0 if file else patience_s
+        entry = Entry((_ACCEPT, row), told, file, frames if file else (), patience_s=patience_s)
+        if patience_s:
+            self._patient[job.number] = entry
+        self._writer.put(entry)
 
     def note_deaths(self, number: int, strikes: int, kills: int) -> None:
         """Write how often a worker died of a job, and how often only beside it."""
@@ -181,26 +199,25 @@ class Journal:
         frames: Sequence[Frame],
         told: Told,
     ) -> FrameFile | None:
-        """Write how a job ended; gives the file where its frames are, if they get one.
+        """Write how a job ended, now; gives the file where its frames are, if they get one.
 
         `request` is what is kept of it. Where it cannot be written now, `told` says so, and it is
-        tried again later.
+        tried again later. Without a file, `told` may be called before this returns.
         """
         lengths = lengths_of(frames)
         inline, file = self._place(number, "result", frames, lengths)
-        row = (
-            *(state, ended_at, codec.encode(request), _NO_LENGTHS, body),
-            *(pack_lengths(lengths), inline, number),
-        )
-        entry = Entry(
-            (_END, row),
-            told,
-            file,
-            frames if file else (),
-            stale_files=self._stale(number, "request"),
-            is_owed=True,
-        )
-        self._writer.put(entry)
+        packed = pack_lengths(lengths) if lengths else _NO_LENGTHS
+        kept, large = codec.encode(request), frames if file else ()
+        accepted = self._patient.pop(number, None)
+        if accepted is not None and self._writer.take_back(accepted):
+            _, row = accepted.statement
+            row = (*row[:5], kept, *row[6:10], _NO_LENGTHS, state, ended_at, body, packed, inline)
+            entry = Entry((_ACCEPT_AND_END, row), _both(accepted.told, told), file, large)
+        else:
+            row = (state, ended_at, kept, _NO_LENGTHS, body, packed, inline, number)
+            stale = self._stale(number, "request")
+            entry = Entry((_END, row), told, file, large, stale, is_owed=True)
+        self._writer.put_now(entry)
         return file
 
     def replace_result(self, number: int, body: bytes) -> None:
@@ -228,9 +245,13 @@ class Journal:
         """Write down that a model is pinned, or not any more."""
         self._writer.put(Entry((_PIN if is_pinned else _UNPIN, (name,)), is_owed=True))
 
-    def flush(self) -> None:
-        """Write what waits now, where that takes no time, and not in the loop's next turn."""
-        self._writer.flush()
+    def gather(self) -> None:
+        """Several jobs may come at once: accept them together, at the next `commit`."""
+        self._writer.gather()
+
+    def commit(self) -> None:
+        """No more come at once."""
+        self._writer.commit()
 
     def close(self) -> None:
         """Write what waits, and let go of the journal."""
@@ -238,11 +259,13 @@ class Journal:
 
     def _forget_by(self, statement: Statement, number: int, told: Told | None = None) -> None:
         files = self._stale(number, "request", "result")
-        entry = Entry(statement, told, stale_files=files, is_owed=True, may_wait=True)
+        entry = Entry(statement, told, stale_files=files, is_owed=True, patience_s=PATIENCE_S)
         self._writer.put(entry)
 
     def _stale(self, number: int, *kinds: str) -> tuple[Path, ...]:
         """The files of a job that are no longer needed; few jobs have any."""
+        if not self._file_names:
+            return ()
         names = {f"{number}.{kind}" for kind in kinds} & self._file_names
         self._file_names -= names
         return tuple(self._frames / name for name in names)
@@ -250,11 +273,22 @@ class Journal:
     def _place(
         self, number: int, kind: str, frames: Sequence[Frame], lengths: tuple[int, ...]
     ) -> tuple[bytes | None, FrameFile | None]:
+        if not lengths:
+            return b"", None
         if sum(lengths) <= INLINE_BYTES:
             return b"".join(frames), None
         name = f"{number}.{kind}"
         self._file_names.add(name)
         return None, FrameFile(self._frames / name, lengths)
+
+
+def _both(accepted: Told | None, ended: Told) -> Told:
+    def told(error: StorageFailed | None) -> None:
+        if accepted is not None:
+            accepted(error)
+        ended(error)
+
+    return told
 
 
 def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered, int]:

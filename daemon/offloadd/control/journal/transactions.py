@@ -14,8 +14,9 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from offload_protocol.errors import StorageFailed
 from offloadd.control.journal.database import storage_failed
@@ -30,8 +31,7 @@ Tellings = list[tuple[Told, StorageFailed | None]]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, eq=False):
     """One thing to write; `told` is called on the loop when it is written, or with why not."""
 
     statement: Statement
@@ -40,8 +40,8 @@ class Entry:
     frames: Sequence[Frame] = ()
     stale_files: tuple[Path, ...] = ()
     is_owed: bool = False
-    may_wait: bool = False
-    """Nobody waits for it, and no harm is done where a kill comes first."""
+    patience_s: float = 0.0
+    """How long it may wait for company; whoever waits for it is told that much later."""
 
 
 class Transactions:

@@ -12,7 +12,9 @@ kept, and a burst costs few transactions.
 from __future__ import annotations
 
 import logging
+import math
 import queue
+import resource
 import sqlite3
 import threading
 import time
@@ -23,9 +25,6 @@ from typing import Any, Protocol
 
 from offloadd.control.journal.database import Sync
 from offloadd.control.journal.transactions import Entry, Tellings, Transactions
-
-PATIENCE_S = 0.05
-"""How long an entry that may wait does so for company; a transaction costs as much as its rows."""
 
 SLOW_S, SLOW_PERIOD_S = 0.01, 10.0
 """A write on the loop that took so long sends those of the next period to the thread."""
@@ -65,7 +64,8 @@ class Writer:
         self._is_sync_slow = sync == "full"
         self._loop = loop
         self._waiting: list[Entry] = []
-        self._flushes_soon = self._flushes_sometime = False
+        self._gathers = self._is_urgent = self._flushes_soon = False
+        self._due_s = self._wakes_s = math.inf
         self._since_checkpoint = 0
         self._slow_until_s = 0.0
         self._is_thread_busy = False
@@ -76,13 +76,35 @@ class Writer:
     def put(self, entry: Entry) -> None:
         """Write an entry soon; never waits for the disk longer than `SLOW_S`, or once."""
         self._waiting.append(entry)
-        if entry.may_wait:
-            if not (self._flushes_soon or self._flushes_sometime):
-                self._flushes_sometime = True
-                self._loop.call_later(PATIENCE_S, self.flush)
+        if entry.patience_s:
+            self._flush_by(time.perf_counter() + entry.patience_s)
+        elif self._gathers:
+            self._is_urgent = True
         elif not self._flushes_soon:
             self._flushes_soon = True
             self._loop.call_soon(self.flush)
+
+    def put_now(self, entry: Entry) -> None:
+        """Write an entry, and what waits, before this returns, unless that may take long."""
+        self._waiting.append(entry)
+        self.flush()
+
+    def take_back(self, entry: Entry) -> bool:
+        """Write an entry not at all; False where that comes too late."""
+        if entry not in self._waiting:
+            return False
+        self._waiting.remove(entry)
+        return True
+
+    def gather(self) -> None:
+        """Several entries may come at once: write them together, at the next `commit`."""
+        self._gathers = True
+
+    def commit(self) -> None:
+        """No more come at once: write what may not wait."""
+        self._gathers = False
+        if self._is_urgent:
+            self.flush()
 
     def close(self) -> None:
         """Write what waits, then close the database."""
@@ -92,7 +114,8 @@ class Writer:
 
     def flush(self) -> None:
         """Write what waits without waiting for the loop's next turn."""
-        self._flushes_soon = self._flushes_sometime = False
+        self._flushes_soon = self._is_urgent = False
+        self._due_s = math.inf
         if not self._waiting or self._is_thread_busy:
             # Who is told that the thread is done looks for what waits.
             return
@@ -101,12 +124,29 @@ class Writer:
         if self._may_take_long(batch):
             self._hand_over(batch)
         else:
-            start_s = time.perf_counter()
+            start_s, waits = time.perf_counter(), _waits()
             tellings = self._transactions.write(batch)
             end_s = time.perf_counter()
-            if end_s - start_s > SLOW_S:
+            if end_s - start_s > SLOW_S and _waits() > waits:
                 self._slow_until_s = end_s + SLOW_PERIOD_S
             _tell(tellings)
+
+    def _flush_by(self, due_s: float) -> None:
+        """Flush at that time at the latest. A timer that is too early is left to find that out."""
+        self._due_s = min(self._due_s, due_s)
+        if self._due_s < self._wakes_s:
+            self._wakes_s = self._due_s
+            self._loop.call_later(max(due_s - time.perf_counter(), 0.0), self._wake, self._due_s)
+
+    def _wake(self, due_s: float) -> None:
+        if due_s != self._wakes_s:
+            # Another timer was set since, for an earlier time.
+            return
+        self._wakes_s = math.inf
+        if self._due_s <= time.perf_counter():
+            self.flush()
+        elif self._due_s < math.inf:
+            self._flush_by(self._due_s)
 
     def _may_take_long(self, batch: Sequence[Entry]) -> bool:
         return (
@@ -146,6 +186,14 @@ class Writer:
         except RuntimeError:
             # The loop has ended, and with it everybody who would want to know.
             _log.debug("written after the end")
+
+
+def _waits() -> int:
+    """How often this thread has waited for something.
+
+    Tells a disk that holds a write up from other programs that hold the processor.
+    """
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _tell(tellings: Tellings) -> None:
