@@ -14,6 +14,9 @@ from collections.abc import Sequence
 
 Buffer = bytes | bytearray | memoryview
 
+# Plain numbers: an enumeration's members cost a microsecond for each use.
+_CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+
 MOST_AT_ONCE = 64
 """Descriptors of one message; Linux takes up to 253 in one call."""
 
@@ -59,16 +62,14 @@ def receive_into(channel: socket.socket, memory: memoryview) -> tuple[int, list[
 
     Raises `OSError`, also where descriptors were lost because this process has too many.
     """
-    received, ancillary, flags, _ = channel.recvmsg_into(
-        [memory], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-    )
+    received, ancillary, flags, _ = channel.recvmsg_into([memory], _ANCILLARY_BYTES, _CLOEXEC)
     descriptors: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             whole = array.array("i")
             whole.frombytes(data[: len(data) // whole.itemsize * whole.itemsize])
             descriptors.extend(whole)
-    if flags & socket.MSG_CTRUNC:
+    if flags & _TRUNCATED:
         _close(descriptors)
         raise OSError("descriptors were lost: this process has too many open files")
     return received, descriptors

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from offloadd.channel.descriptors import Outgoing, receive_into
-from offloadd.channel.incoming import HEAD, LENGTH, Incoming
+from offloadd.channel.incoming import CHUNK_BYTES, HEAD, LENGTH, Incoming
 from offloadd.channel.messages import FromWorker, ToWorker, WorkerNews, WorkerOrder
 
 Frame = bytes | bytearray | memoryview
@@ -29,6 +31,8 @@ class ChannelClosed(ConnectionError):
 
 def _head(body: bytes, frames: Sequence[Frame]) -> bytes:
     head = HEAD.pack(1 + len(frames), len(body))
+    if not frames:
+        return head
     return head + b"".join(LENGTH.pack(memoryview(frame).nbytes) for frame in frames)
 
 
@@ -39,7 +43,14 @@ class WorkerEnd:
         self._socket = channel
         self._send_lock = threading.Lock()
         self._decoder: msgspec.msgpack.Decoder[WorkerOrder] = msgspec.msgpack.Decoder(WorkerOrder)
-        self._descriptors: list[int] = []
+        self._room = memoryview(bytearray(CHUNK_BYTES))
+        self._ahead = self._room[:0]
+        """Received and not taken yet."""
+        self._received_bytes = self._taken_bytes = 0
+        self._descriptors: deque[tuple[int, list[int]]] = deque()
+        """With the bytes that had been received when they came."""
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
 
     def send(self, message: FromWorker, frames: Sequence[Frame] = ()) -> None:
         """Send a message whole; raises `ChannelClosed`."""
@@ -64,32 +75,72 @@ class WorkerEnd:
 
     def receive_all(self) -> tuple[WorkerOrder, list[bytearray], list[int]]:
         """Wait for the next message with its frames and descriptors; raises `ChannelClosed`."""
-        count, body_bytes = HEAD.unpack(self._exactly(HEAD.size))
-        lengths_bytes = LENGTH.size * (count - 1)
-        start = self._exactly(lengths_bytes + body_bytes)
-        body = memoryview(start)[lengths_bytes:]
-        lengths = LENGTH.iter_unpack(memoryview(start)[:lengths_bytes])
-        frames = [self._exactly(length) for (length,) in lengths]
-        descriptors, self._descriptors = self._descriptors, []
-        return self._decoder.decode(body), frames, descriptors
+        count, body_bytes = HEAD.unpack(self._next(HEAD.size))
+        lengths = list(LENGTH.iter_unpack(self._next(LENGTH.size * (count - 1))))
+        message = self._decoder.decode(self._next(body_bytes))
+        frames = [self._frame(length) for (length,) in lengths]
+        return message, frames, self._own_descriptors()
+
+    def is_readable(self, timeout_s: float) -> bool:
+        """Wait for something to receive, for so long at most."""
+        return bool(self._ahead) or bool(self._poll.poll(timeout_s * 1000))
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
-    def _exactly(self, size_bytes: int) -> bytearray:
-        data = bytearray(size_bytes)
-        rest = memoryview(data)
-        while rest:
-            try:
-                received, descriptors = receive_into(self._socket, rest)
-            except OSError as error:
-                raise ChannelClosed(str(error)) from error
-            self._descriptors += descriptors
-            if received == 0:
-                raise ChannelClosed("the control plane closed the channel")
-            rest = rest[received:]
+    def _next(self, size_bytes: int) -> memoryview:
+        """The next bytes, which are valid until the next call."""
+        while len(self._ahead) < size_bytes:
+            self._read_ahead(size_bytes)
+        data, self._ahead = self._ahead[:size_bytes], self._ahead[size_bytes:]
+        self._taken_bytes += size_bytes
         return data
+
+    def _frame(self, size_bytes: int) -> bytearray:
+        frame = bytearray(size_bytes)
+        ready = self._next(min(size_bytes, len(self._ahead)))
+        frame[: len(ready)] = ready
+        rest = memoryview(frame)[len(ready) :]
+        while rest:
+            received = self._receive_into(rest)
+            self._taken_bytes += received
+            rest = rest[received:]
+        return frame
+
+    def _read_ahead(self, wanted_bytes: int) -> None:
+        """Receive more behind what is there, which moves to the front of the room."""
+        ahead_bytes = len(self._ahead)
+        room = self._room
+        if wanted_bytes > len(room):
+            room = memoryview(bytearray(wanted_bytes))
+        # Through a copy, since the two places may overlap.
+        room[:ahead_bytes] = bytes(self._ahead)
+        received = self._receive_into(room[ahead_bytes:])
+        self._ahead = room[: ahead_bytes + received]
+
+    def _receive_into(self, memory: memoryview) -> int:
+        try:
+            received, descriptors = receive_into(self._socket, memory)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if received == 0:
+            raise ChannelClosed("the control plane closed the channel")
+        self._received_bytes += received
+        if descriptors:
+            self._descriptors.append((self._received_bytes, descriptors))
+        return received
+
+    def _own_descriptors(self) -> list[int]:
+        """Those of the message that has just been taken.
+
+        The kernel ends a read behind the bytes that descriptors were sent with, so they belong to
+        the message in which the read that brought them ended.
+        """
+        own: list[int] = []
+        while self._descriptors and self._descriptors[0][0] <= self._taken_bytes:
+            own += self._descriptors.popleft()[1]
+        return own
 
 
 class ControlEnd:
@@ -129,7 +180,11 @@ class ControlEnd:
             return
         body = _encoder.encode(message)
         was_waiting = bool(self._outgoing)
-        self._outgoing.put(_head(body, frames) + body, descriptors)
+        start = _head(body, frames) + body
+        if not (was_waiting or frames or descriptors):
+            self._send_now(start)
+            return
+        self._outgoing.put(start, descriptors)
         for frame in frames:
             self._outgoing.put(frame)
         if not was_waiting:
@@ -149,6 +204,19 @@ class ControlEnd:
     @property
     def _is_closed(self) -> bool:
         return self._socket.fileno() < 0
+
+    def _send_now(self, data: bytes) -> None:
+        """Send a small message at once, as most are; what does not go is queued."""
+        try:
+            sent = self._socket.send(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # What the worker said last may still be there to be read.
+            return
+        if sent < len(data):
+            self._outgoing.put(memoryview(data)[sent:])
+            self._flush()
 
     def _flush(self) -> None:
         try:

@@ -72,10 +72,25 @@ class Incoming:
 
     def _take(self, data: memoryview) -> None:
         while data:
+            if not self._parts and len(self._rest) == HEAD.size:
+                # Between two messages; most are small, by themselves, and here as a whole.
+                data = data[self._take_whole(data) :]
             size_bytes = min(len(data), len(self._rest))
             self._rest[:size_bytes] = data[:size_bytes]
             self._advance(size_bytes)
             data = data[size_bytes:]
+
+    def _take_whole(self, data: memoryview) -> int:
+        """Take messages without frames that are there to their end; gives their bytes."""
+        start = 0
+        while len(data) - start >= HEAD.size:
+            count, first_bytes = HEAD.unpack_from(data, start)
+            end = start + HEAD.size + first_bytes
+            if count != 1 or end > len(data):
+                break
+            self._whole.append([bytearray(data[start + HEAD.size : end])])
+            start = end
+        return start
 
     def _advance(self, size_bytes: int) -> None:
         self._rest = self._rest[size_bytes:]

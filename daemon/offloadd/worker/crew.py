@@ -1,11 +1,14 @@
 """The threads of a worker: one for orders about models, and as many as jobs are on it at once.
 
 Whoever takes a job runs it, so that in the usual case, one job after the other, no job passes from
-thread to thread. A thread is added when the last idle one takes a job, and kept.
+thread to thread; a brief one does not even come to its thread through another (see `listening`). A
+thread is added when the last idle one is busy with a job, and kept.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
 import threading
 import time
@@ -32,9 +35,10 @@ from offloadd.worker.device import Device, report
 from offloadd.worker.exits import BROKEN, CHANNEL_CLOSED
 from offloadd.worker.job_runner import JobRunner, loaded_message
 from offloadd.worker.journal_log import quieten_libraries
+from offloadd.worker.listening import Ear
 from offloadd.worker.models import Models
 from offloadd.worker.orders import Order
-from offloadd.worker.receiver import Desk, end_process
+from offloadd.worker.receiver import Desk, end_process, next_job
 from offloadd.worker.room_keeper import RoomKeeper
 
 REPORT_PAUSE_S, REPORT_AGE_S = 0.05, 1.0
@@ -61,11 +65,14 @@ class Crew:
         self._attempts = Attempts(device, self._host, self._baton)
         self._runner = JobRunner(channel, device, self._models, desk.turns, self._attempts)
         self._reported_s = -REPORT_AGE_S
-        self._members = 0
+        self._numbers = itertools.count(1)
 
     def run(self) -> None:
         """Work on orders about models in this thread, and on jobs in others."""
         quieten_libraries()
+        # The libraries stay; to look through them again and again would hold up some jobs.
+        gc.collect()
+        gc.freeze()
         threading.excepthook = _end_broken
         self._report()
         self._add_member()
@@ -78,25 +85,22 @@ class Crew:
             _end_closed(reason)
 
     def _add_member(self) -> None:
-        self._members += 1
-        name = f"jobs-{self._members}"
+        name = f"jobs-{next(self._numbers)}"
         threading.Thread(target=self._run_jobs, name=name, daemon=True).start()
 
     def _run_jobs(self) -> None:
         if not self._device.is_cpu:
             # Each thread has a current device of its own.
             torch.get_device_module(self._device.torch_device).set_device(self._device.torch_device)
-        jobs = self._desk.jobs
+        ear = Ear(self._desk.listening, self._see_to_successor)
         owes_report = False
         try:
             while True:
-                order = jobs.take_within(REPORT_PAUSE_S if owes_report else None)
+                order = self._next_job(ear, REPORT_PAUSE_S if owes_report else None)
                 if order is not None:
-                    if not jobs.somebody_waits:
-                        self._add_member()
                     assert isinstance(order.work, RunJob)
                     assert order.turn is not None
-                    self._runner.run(order.work, order.frames, order.turn)
+                    self._runner.run(order.work, order.frames, order.turn, ear.let_go)
                 is_old = time.monotonic() - self._reported_s >= REPORT_AGE_S
                 owes_report = order is not None and not is_old
                 if not owes_report and self._baton.try_take():
@@ -107,6 +111,23 @@ class Crew:
                         self._baton.give_back()
         except ChannelClosed as reason:
             _end_closed(reason)
+
+    def _next_job(self, ear: Ear, timeout_s: float | None) -> Order | None:
+        """The next job, from another thread's hand or the channel; None where none came in time."""
+        listens = ear.listens()
+        if not listens:
+            order = self._desk.jobs.take_within(timeout_s)
+        elif timeout_s is not None and not self._channel.is_readable(timeout_s):
+            order = None
+        else:
+            order = next_job(self._channel, self._desk)
+        if order is not None:
+            ear.begin(is_handed=not listens)
+        return order
+
+    def _see_to_successor(self) -> None:
+        if not self._desk.jobs.somebody_waits:
+            self._add_member()
 
     def _work_on(self, order: Order) -> None:
         match order.work:

@@ -28,6 +28,9 @@ from offloadd.worker.turns import Aside, JobTurn, Turns
 
 Model = HostedModel | NoopModel
 
+BRIEF_S = 0.001
+"""A job on a model whose latest one took less is likely to be over in a moment."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,9 +51,19 @@ class JobRunner:
         self._turns = turns
         self._attempts = attempts
         self._sweeps = Sweeps(turns.baton)
+        self._running_s: dict[str, float] = {}
+        """What the latest job on each model took."""
 
-    def run(self, job: RunJob, frames: Sequence[Frame], turn: JobTurn) -> None:
-        """Run a job to its end."""
+    def run(
+        self,
+        job: RunJob,
+        frames: Sequence[Frame],
+        turn: JobTurn,
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run a job to its end; `let_go` is called first where that may take its time."""
+        if job.awaits_turn or self._running_s.get(job.model, BRIEF_S) >= BRIEF_S:
+            let_go()
         progress = JobProgress(
             job.job, self._channel.send, turn.look, time.monotonic, job.preview_every_s
         )
@@ -79,6 +92,7 @@ class JobRunner:
             self._channel.send(told)
         else:
             outcome, packed = done
+            self._running_s[job.model] = outcome.timings.running_s
             told = JobEnded(
                 job=job.job,
                 outcome=outcome,

@@ -1,7 +1,8 @@
-"""The thread that listens to the control plane; the process ends when the channel closes.
+"""Listens to the control plane; the process ends when the channel closes.
 
-It runs before torch is imported and beside whatever the other threads do, so that a closed channel
-ends the process at once and a cancel is noticed at the next border.
+The receiver's thread runs before torch is imported and beside whatever the other threads do, so
+that a closed channel ends the process at once and a cancel is noticed at the next border. A thread
+of the crew that has nothing to do, or next to nothing, listens in its place (see `listening`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from offloadd.channel.messages import (
 )
 from offloadd.store.arena.client import ArenaClient
 from offloadd.worker.exits import CHANNEL_CLOSED
+from offloadd.worker.listening import Ear, Listening
 from offloadd.worker.orders import Order, Orders
 from offloadd.worker.turns import Turns
 
@@ -38,6 +40,7 @@ class Desk:
     models: Orders
     turns: Turns
     arena: ArenaClient
+    listening: Listening
 
 
 def start_receiver(channel: WorkerEnd, desk: Desk) -> threading.Thread:
@@ -53,24 +56,37 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
+def next_job(channel: WorkerEnd, desk: Desk) -> Order:
+    """Listen until a job comes, and put everything else where it belongs.
+
+    Raises `ChannelClosed`.
+    """
+    while True:
+        message, frames, descriptors = channel.receive_all()
+        match message:
+            case RunJob(job=job):
+                # Its turn exists before any thread has taken it, so that a cancel finds it.
+                return Order(message, frames, desk.turns.begin(job))
+            case CancelJob(job=job):
+                desk.turns.cancel(job)
+            case GiveWay(job=job):
+                desk.turns.give_way(job)
+            case ResumeJob(job=job):
+                desk.turns.resume(job)
+            case Register() | LoadModel() | UnloadModel():
+                desk.models.put(Order(message, frames))
+            case _:
+                desk.arena.handle(message, descriptors)
+
+
 def _receive(channel: WorkerEnd, desk: Desk) -> None:
+    ear = Ear(desk.listening, lambda: None)
     try:
         while True:
-            message, frames, descriptors = channel.receive_all()
-            match message:
-                case RunJob(job=job):
-                    # Its turn exists before any thread has taken it, so that a cancel finds it.
-                    desk.jobs.put(Order(message, frames, desk.turns.begin(job)))
-                case CancelJob(job=job):
-                    desk.turns.cancel(job)
-                case GiveWay(job=job):
-                    desk.turns.give_way(job)
-                case ResumeJob(job=job):
-                    desk.turns.resume(job)
-                case Register() | LoadModel() | UnloadModel():
-                    desk.models.put(Order(message, frames))
-                case _:
-                    desk.arena.handle(message, descriptors)
+            desk.listening.wait_for(ear)
+            job = next_job(channel, desk)
+            desk.listening.hand_over(ear)
+            desk.jobs.put(job)
     except ChannelClosed as reason:
         _log.info("channel closed, ending: %s", reason)
         end_process(CHANNEL_CLOSED)

@@ -15,6 +15,8 @@ from offloadd.channel.messages import JobParked, JobStays
 from offloadd.worker.baton import Baton
 from offloadd.worker.sweeps import BatonHold, Hold
 
+_AGAIN = "to draw it after all, submit it under a new id"
+
 Send = Callable[[JobParked | JobStays], None]
 
 
@@ -57,7 +59,7 @@ class JobTurn:
     def look(self) -> None:
         """Raise `Cancelled` if the job is to stop."""
         if self._is_cancelled:
-            raise Cancelled("the job was cancelled")
+            raise Cancelled("the job was cancelled", hint=_AGAIN)
 
     def await_resume(self) -> None:
         """Say that the job is ready, and wait for its first turn; may raise `Cancelled`."""
@@ -72,7 +74,7 @@ class JobTurn:
         """
         self._hold = hold or self._hold
         if not self._hold.take():
-            raise Cancelled("the job was cancelled before it began")
+            raise Cancelled("the job was cancelled before it began", hint=_AGAIN)
 
     def give_back(self) -> None:
         """The job needs the device no more."""
