@@ -128,15 +128,25 @@ class Blocking:
         arguments: Mapping[str, Any],
         **options: Any,
     ) -> Job:
-        limits = self._core.session.limits
-        submit, frames = submission(model, prompt, arguments, limits, **options)
-        with self._pump.locked():
-            record, call = self._core.submit(submit, frames, wait)
+        record, call = self._say(wait, model, prompt, arguments, **options)
         with self._cancelling(record):
             self._pump.wait(lambda: call.done, wait)
         call.answer()
         self._known[record.id] = record
         return Job(self, record)
+
+    def _say(
+        self,
+        wait: Wait,
+        model: str,
+        prompt: str | list[str] | None,
+        arguments: Mapping[str, Any],
+        **options: Any,
+    ) -> tuple[JobRecord, Call]:
+        limits = self._core.session.limits
+        submit, frames = submission(model, prompt, arguments, limits, **options)
+        with self._pump.locked():
+            return self._core.submit(submit, frames, wait)
 
     def _find(self, job_id: str, timeout_s: float | None) -> Job:
         wait = self._begin("the answer to fetch", self._core.limit_s(timeout_s, QUICK_TIMEOUT_S))

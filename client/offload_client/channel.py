@@ -101,13 +101,14 @@ class Channel:
         than a microsecond, and a small job is to cost a client few of them.
         """
         arrived = self._hear_of_connections(now)
+        session = self._session
         while True:
+            session.tick(now)
+            wants_to_send = bool(session.outbox) and session.connected
+            has_sent = wants_to_send and self._send_all()
             arrived |= self._receive_all(now)
-            self._session.tick(now)
-            if not (self._session.outbox and self._session.connected):
+            if not (session.outbox and session.connected) or (wants_to_send and not has_sent):
                 return arrived
-            if not self._send_all():
-                return arrived | self._receive_all(now)
 
     def poll(self, wake_fd: int, timeout_s: float | None) -> bool:
         """Block until `pump` may have work, `wake_fd` is readable, or the time is over.
@@ -167,9 +168,11 @@ class Channel:
             self._is_torn = False
         while self._socket.getsockopt(_PENDING) & _READABLE:
             received = self._is_torn = True
-            frames = [self._socket.recv(_NOBLOCK)]
-            while self._socket.getsockopt(_MORE):
-                frames.append(self._socket.recv(_NOBLOCK, copy=False).buffer)
+            frame = self._socket.recv(_NOBLOCK, copy=False)
+            frames = [frame.buffer]
+            while frame.more:
+                frame = self._socket.recv(_NOBLOCK, copy=False)
+                frames.append(frame.buffer)
             self._is_torn = False
             self._session.receive(frames, now)
         return received

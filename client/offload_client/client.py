@@ -156,7 +156,7 @@ class Client(Blocking):
         An interrupt (Ctrl-C) cancels the job, then goes on as `KeyboardInterrupt`.
         """
         wait = self._begin("the result", self._core.limit_s(timeout_s))
-        job = self._submit(
+        record, call = self._say(
             wait,
             model,
             prompt,
@@ -171,8 +171,13 @@ class Client(Blocking):
             preview_every_s=preview_every_s,
             adapters=adapters,
         )
-        record, seen = job._record, 0
+        seen = 0
         with self._cancelling(record):
+            if call.record is None:
+                # The same id was said before: the end of that job is the end of this one only if it
+                # is the same request. Otherwise a refusal ends the job.
+                self._pump.wait(lambda: call.done, wait)
+                call.answer()
             while on_progress is not None:
                 fresh, seen = self._events(record, seen, wait)
                 for event in fresh:

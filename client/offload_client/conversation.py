@@ -86,6 +86,11 @@ class Conversation(Watched):
         self.outbox.append([encode(self._introduction.hello(self._hello_rid))])
         self.changed()
 
+    def ask_again(self, now: float) -> None:
+        """Say hello once more to a daemon that did not allow this client: it may do so now."""
+        if isinstance(self.refusal, Unauthorized) and self.connected:
+            self.connection_made(now)
+
     def turned_away(self, error: OffloadError) -> None:
         """The other end refuses to talk at all."""
         self.refusal = error

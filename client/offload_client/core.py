@@ -26,7 +26,7 @@ from offload_protocol.codec import check_frames, convert, encode
 from offload_protocol.endpoints import EndpointChoice, client_endpoint, ipc_path
 from offload_protocol.errors import InvalidRequest, TooLarge
 from offload_protocol.keys import client_keys
-from offload_protocol.limits import Limits
+from offload_protocol.limits import Limits, check_seed
 from offload_protocol.messages import (
     AdapterChoice,
     JobInfo,
@@ -176,6 +176,8 @@ class Core:
         under way, and jobs that the daemon already knows, outlive a restart of the daemon.
         """
         settings = self.settings
+        if self._session is not None:
+            self._session.ask_again(time.monotonic())
         connected = self._session is not None and self._session.ready
         grace_s = (
             settings.reconnect_timeout_s if connected or job_known else (settings.connect_timeout_s)
@@ -204,7 +206,8 @@ class Core:
     def submit(self, submit: Submit, frames: Sequence[Frame], wait: Wait) -> tuple[JobRecord, Call]:
         """Begin a job; raises `TooLarge` where the daemon would not take it."""
         limits = self.session.limits
-        check_frames(frames, limits)
+        if frames:
+            check_frames(frames, limits)
         size_bytes = len(encode(submit))
         if size_bytes > limits.max_body_bytes:
             raise TooLarge(
@@ -247,6 +250,8 @@ def submission(
     copied, since the job may have to be said again after the program has changed them. Raises
     `InvalidRequest` or `TooLarge` for arguments that cannot be sent.
     """
+    if isinstance(options.get("seed"), int):
+        check_seed(options["seed"])
     named = dict(arguments) if prompt is None else {"prompt": prompt, **arguments}
     frames: list[Frame] = []
     packed = {name: pack(value, frames, limits) for name, value in named.items()}
@@ -257,6 +262,8 @@ def submission(
 
 
 def _adapters(chosen: Any) -> list[AdapterChoice]:
+    if chosen == ():
+        return []
     try:
         return msgspec.convert(list(chosen), list[AdapterChoice])
     except (TypeError, msgspec.ValidationError) as error:

@@ -31,6 +31,7 @@ from offload_protocol.errors import (
     ProtocolMismatch,
 )
 from offload_protocol.messages import (
+    FINAL_STATES,
     Error,
     Fetch,
     Finished,
@@ -135,7 +136,7 @@ class Session(Conversation):
         if call.record is not None and call.place is not None:
             self._piece_came(call, call.record, frames, now)
             return
-        if call.record is not None:
+        if call.record is not None and not _has_ended(reply, call.record):
             try:
                 call.record.described(convert(reply.result, JobInfo))
             except InvalidRequest as error:
@@ -270,6 +271,11 @@ class Session(Conversation):
             patient=patient,
             deadline=deadline,
         )
+
+
+def _has_ended(reply: Reply, record: JobRecord) -> bool:
+    """Whether an answer about a job whose model is known says nothing that its end does not."""
+    return bool(record.model) and reply.result.get("state") in FINAL_STATES
 
 
 def _is_farewell(finished: Finished) -> bool:

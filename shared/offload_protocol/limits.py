@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from offload_protocol.errors import InvalidRequest
+
+MAX_SEED = (1 << 63) - 1
+"""What the journal and torch both hold."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one message may hold. Clients check before they send, the daemon checks again."""
@@ -25,3 +30,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise `InvalidRequest` for a seed that no job can have; None lets the daemon draw one."""
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise InvalidRequest(f"the seed is {seed}", hint=f"it takes 0 to {MAX_SEED}")

@@ -134,6 +134,10 @@ def test_an_argument_that_cannot_be_sent_is_refused_before_it_leaves(
         twin.do(client.generate("shapes", "x", callback=lambda: None))
     with pytest.raises(TooLarge):
         twin.do(client.generate("shapes", "x" * 100_000))
+    for seed in (-1, 1 << 63, 1 << 70):
+        with pytest.raises(InvalidRequest, match=f"the seed is {seed}") as caught:
+            twin.do(client.generate("shapes", "x", seed=seed))
+        assert str((1 << 63) - 1) in caught.value.hint
     assert peer.count("submit") == 0
 
 

@@ -9,7 +9,7 @@ from control.conftest import Serve
 
 from offload_client import AsyncClient, Client
 from offload_protocol.errors import InvalidRequest, UnknownJob
-from offload_protocol.messages import Read, Taken
+from offload_protocol.messages import Cancel, Fetch, Read, Taken
 
 SIZE_BYTES = 30_000_001
 
@@ -52,5 +52,24 @@ async def test_pieces_are_read_from_any_connection_until_the_result_is_taken(ser
         with pytest.raises(UnknownJob):
             await second.ask(Read, job="b", frame=0)
         await first.ask(Taken, job="a")
-        with pytest.raises(InvalidRequest, match="no byte 0"):
+        with pytest.raises(UnknownJob, match="was taken"):
             await second.ask(Read, job="a", frame=0)
+
+
+async def test_reading_of_a_job_without_a_result_says_what_it_is_waiting_for(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        await client.submit("a", "hang")
+        with pytest.raises(InvalidRequest, match="no result yet") as caught:
+            await client.ask(Read, job="a", frame=0)
+        assert "finished" in caught.value.hint
+        await client.ask(Cancel, job="a")
+        finished, _ = await client.end_of("a")
+        assert finished.error is not None
+        assert "new id" in finished.error.hint
+        with pytest.raises(InvalidRequest, match="no frames"):
+            await client.ask(Read, job="a", frame=0)
+        await client.ask(Taken, job="a")
+        with pytest.raises(UnknownJob, match="was taken") as taken:
+            await client.ask(Fetch, job="a")
+        assert taken.value.hint

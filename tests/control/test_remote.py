@@ -226,13 +226,27 @@ def ping_for(client: Client, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def test_a_removed_key_is_out_within_two_seconds(site: Site) -> None:
+def test_a_removed_key_is_out_within_two_seconds_and_in_again_when_it_is_back(site: Site) -> None:
     key_file = site.allow("anna", "use")
     with site.running(), site.client(key_file) as client:
         client.ping()
-        (site.clients / "use" / "anna.pub").unlink()
+        public = site.clients / "use" / "anna.pub"
+        text = public.read_text()
+        public.unlink()
         with pytest.raises(Unauthorized, match="no longer allowed"):
             ping_for(client, STALE_S + 20)
+        with pytest.raises(Unauthorized, match="no longer allowed"):
+            client.ping()
+        # Once it is allowed again, the same client goes on.
+        public.write_text(text)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                assert client.generate("good", "echo", seed=5).seed == 5
+                break
+            except Unauthorized:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 def test_tcp_is_refused_without_keys(site: Site) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from offload_protocol import codec, values
 from offload_protocol.errors import InvalidRequest
-from offload_protocol.limits import Limits
+from offload_protocol.limits import Limits, check_seed
 from offload_protocol.messages import Submit
 from offloadd.control.clocks import Clocks
 from offloadd.control.jobs.adapters import check_adapters
-from offloadd.control.jobs.arguments import MAX_SEED, Bounds, check_arguments
+from offloadd.control.jobs.arguments import Bounds, check_arguments
 from offloadd.control.jobs.jobs import Fingerprint, Job, Owner, job_key
 from offloadd.control.models.hosted_model import HostedModel
 from offloadd.control.models.models import ModelTable
@@ -63,8 +63,7 @@ class Admission:
 
 
 def _check_numbers(request: Submit) -> None:
-    if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
-        raise InvalidRequest(f"the seed is {request.seed}", hint=f"it takes 0 to {MAX_SEED}")
+    check_seed(request.seed)
     if abs(request.priority) > MAX_PRIORITY:
         raise InvalidRequest(
             f"the priority is {request.priority}",

@@ -15,8 +15,6 @@ from typing import Any
 from offload_protocol.errors import InvalidRequest, TooLarge
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
 
-MAX_SEED = (1 << 63) - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

@@ -124,6 +124,11 @@ class Results:
         """
         result = self._kept.get(key)
         lengths = result.lengths if result is not None else ()
+        if result is not None and not lengths:
+            raise InvalidRequest(
+                "the result has no frames to read",
+                hint="`finished` holds all of it; it says so where the job failed",
+            )
         if result is None or not (0 <= number < len(lengths) and 0 <= offset <= lengths[number]):
             raise InvalidRequest(
                 f"the result has no byte {offset} of a frame {number}",

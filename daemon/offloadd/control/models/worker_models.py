@@ -226,7 +226,9 @@ def _unknown(name: str, hosted: Iterable[str]) -> UnknownModel:
 
 def unloaded_meanwhile(model: HostedModel) -> OffloadError:
     """What those hear who waited for a load that was called off."""
-    return Cancelled(f"the model {model.spec.name!r} was unloaded before it was ready")
+    return Cancelled(
+        f"the model {model.spec.name!r} was unloaded before it was ready", hint="load it again"
+    )
 
 
 def taken(waiters: list[Waiter]) -> list[Waiter]:
