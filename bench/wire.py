@@ -3,7 +3,8 @@
     python bench/wire.py [--quick] [--json FILE]
 
 A job of the built-in model `builtin:noop` takes the way of every job. Its round trip is measured in
-rounds that alternate with a bare ROUTER/DEALER echo in another process and with an empty handler
+rounds that alternate with a bare ROUTER/DEALER echo in another process, with the least that three
+processes and one written row can cost (`floor`, see `wire_servers.py`), and with an empty handler
 behind uvicorn and Starlette (unix socket) and behind LitServe (loopback), so that what else the
 machine does meets all of them. `p50_s` is `Client.generate`, from the call to its result;
 `wire_p50_s` the same by a bare DEALER that speaks the protocol. HTTP is asked over one kept-alive
@@ -85,8 +86,13 @@ def _round_trips(quick: bool, endpoint: str, echo: Echo, directory: Path) -> Fig
         wire = WireClient(echo.socket.context, endpoint, "wire")
         stack.callback(wire.socket.close)
         wire.greet()
+        floor_at = f"ipc://{directory}/floor.sock"
+        stack.enter_context(server("floor", floor_at, directory))
+        floor = Echo(echo.socket.context, floor_at)
+        stack.callback(floor.socket.close)
         ways: dict[str, Callable[[], object]] = {
             "echo": echo.once,
+            "floor": floor.once,
             "": lambda: client.generate("noop", "a red circle on a white background"),
             "wire": wire.once,
         }

@@ -96,7 +96,7 @@ def daemon(directory: Path) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def server(kind: str, place: str, directory: Path) -> Iterator[None]:
-    """`echo`, `starlette` or `litserve`."""
+    """`echo`, `floor`, `starlette` or `litserve`."""
     command = [str(_HERE / "wire_servers.py"), kind, place]
     if kind == "litserve":
         command = [str(_HERE / "wire_litserve.py"), place]
