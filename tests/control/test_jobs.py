@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offload_protocol.messages import Submit
+from offload_protocol.messages import AdapterChoice, Submit
 from offloadd.control.jobs import jobs
 from offloadd.control.jobs.jobs import Job, JobTable, Owner, fingerprint, job_key
 
@@ -21,6 +21,14 @@ def job(name: str, user: str = "1", model: str = "m", ended_s: float | None = No
     )
     one.ended_s = ended_s
     return one
+
+
+def test_a_job_that_may_give_its_adapters_a_scale_has_the_device_by_itself() -> None:
+    one, ink = job("a"), (AdapterChoice(name="ink"),)
+    for adapters, wears in (((), ()), (ink, None)):
+        scaled = {"cross_attention_kwargs": {"scale": 0.5}}
+        one.request = Submit(rid=1, job="a", model="m", arguments=scaled, adapters=adapters)
+        assert one.wears == wears
 
 
 def test_a_fingerprint_tells_requests_and_frames_apart_but_not_messages() -> None:

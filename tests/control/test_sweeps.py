@@ -7,9 +7,9 @@ import pytest
 from control.plane import OWNER, Plane
 
 from offload_protocol.errors import WorkerCrashed
-from offload_protocol.messages import ErrorInfo, Outcome, Timings
+from offload_protocol.messages import AdapterChoice, ErrorInfo, Outcome, Timings
 from offloadd.channel.messages import CancelJob, GiveWay, JobEnded, JobParked, ResumeJob, RunJob
-from offloadd.channel.specs import ModelSpec
+from offloadd.channel.specs import AdapterSpec, ModelSpec
 from offloadd.control.jobs.jobs import Job, Owner
 from offloadd.control.workers.deaths import Death
 
@@ -21,7 +21,8 @@ OWNERS = [OWNER, Owner("2", "2:s", "q"), Owner("3", "3:s", "r"), Owner("4", "4:s
 @pytest.fixture
 def plane() -> Plane:
     """Up to three jobs share a sweep of the model, as its first job has shown."""
-    plane = Plane(ModelSpec(name="m", source="/m"), max_sweep=3)
+    adapters = [AdapterSpec(name="ink", source="/ink.safetensors")]
+    plane = Plane(ModelSpec(name="m", source="/m", adapters=adapters), max_sweep=3)
     plane.draw("first")
     plane.models.note_sharing("m", True)
     return plane
@@ -62,6 +63,15 @@ def test_jobs_on_a_model_that_computes_longer_than_it_loads_go_one_after_the_oth
     plane.models.note_sharing("m", False)
     jobs = submit(plane, 2)
     assert started(plane) == [jobs[0].key]
+
+
+def test_jobs_share_the_device_only_with_those_that_wear_the_same_adapters(plane: Plane) -> None:
+    ink, more_ink = (AdapterChoice(name="ink", weight=one) for one in (1.0, 2.0))
+    first = plane.submit("first-one", OWNERS[0], adapters=(ink,))
+    plane.submit("plain", OWNERS[1])
+    plane.submit("another-weight", OWNERS[2], adapters=(more_ink,))
+    same = plane.submit("the-same", OWNERS[3], adapters=(ink,))
+    assert started(plane) == [first.key, same.key]
 
 
 def test_the_time_is_charged_in_equal_parts(plane: Plane) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hosting.hosting_help import CALL, Drawn
+from hosting.tiny_adapter_files import ATTENTION, save_adapter, sd_adapter
 from worker.conftest import register
 from worker.worker_process import WorkerProcess
 
 from offload_protocol import values
+from offload_protocol.messages import AdapterChoice
 from offloadd.channel.messages import (
     CancelJob,
     FromWorker,
@@ -32,9 +34,12 @@ LONG = 900
 def streaming(
     worker: WorkerProcess, sd_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> WorkerProcess:
-    """A worker whose model streams its denoiser from disk, with a plan."""
-    on_disk = {"mode": "group", "offload_to_disk_path": str(tmp_path_factory.mktemp("packs"))}
-    register(worker, MODEL, sd_directory, components={"unet": on_disk})
+    """A worker whose model streams its denoiser from disk, with a plan, and has an adapter."""
+    at = tmp_path_factory.mktemp("packs")
+    on_disk = {"mode": "group", "offload_to_disk_path": str(at)}
+    ink = save_adapter(at / "ink.safetensors", sd_adapter(sd_directory, 1, ATTENTION, encoder=True))
+    adapters = [{"name": "ink", "source": str(ink)}]
+    register(worker, MODEL, sd_directory, components={"unet": on_disk}, adapters=adapters)
     for number in range(2):
         assert worker.run(f"warm {number}", MODEL, **CALL).outcome is not None
     return worker
@@ -94,6 +99,51 @@ def test_jobs_that_come_together_go_on_together_and_draw_as_alone(
     assert not any(isinstance(one, JobEnded) for one in said), "all have begun before one ends"
     for job, ended in ends(streaming, set(STEPS)).items():
         np.testing.assert_array_equal(images(ended), alone[job])
+
+
+def test_jobs_that_wear_the_same_adapter_go_on_together_and_draw_as_alone(
+    streaming: WorkerProcess, alone: dict[str, Drawn]
+) -> None:
+    wears = (AdapterChoice(name="ink", weight=0.8),)
+    coloured = {}
+    for job in ("a", "c"):
+        begin(streaming, job, STEPS[job], adapters=wears)
+        coloured[job] = images(streaming.end_of(job))
+        assert not np.array_equal(coloured[job], alone[job])
+    for job in ("a", "c"):
+        begin(streaming, job, STEPS[job], adapters=wears)
+    said = running(streaming, {"a", "c"})
+    assert not any(isinstance(one, JobEnded) for one in said), "both have begun before one ends"
+    for job, ended in ends(streaming, {"a", "c"}).items():
+        np.testing.assert_array_equal(images(ended), coloured[job])
+    begin(streaming, "b", STEPS["b"])
+    np.testing.assert_array_equal(images(streaming.end_of("b")), alone["b"])
+
+
+def test_one_that_gives_way_leaves_those_that_wear_the_same_and_comes_back_to_it(
+    streaming: WorkerProcess, alone: dict[str, Drawn]
+) -> None:
+    wears = (AdapterChoice(name="ink", weight=0.8),)
+    begin(streaming, "c", STEPS["c"], adapters=wears)
+    coloured = images(streaming.end_of("c"))
+    begin(streaming, "a long one", 40, adapters=wears)
+    expected = images(streaming.end_of("a long one"))
+    begin(streaming, "a long one", 40, adapters=wears)
+    begin(streaming, "c", STEPS["c"], adapters=wears)
+    running(streaming, {"a long one"})
+    streaming.send(GiveWay(job="a long one"))
+    found: dict[str, JobEnded] = {}
+    has_parked = False
+    while not (found and has_parked):
+        message, frames = streaming.next_of(JobEnded, JobParked)
+        has_parked = has_parked or isinstance(message, JobParked)
+        if isinstance(message, JobEnded):
+            found[message.job] = streaming.unpacked(message, frames)
+    np.testing.assert_array_equal(images(found["c"]), coloured)
+    begin(streaming, "b", STEPS["b"])
+    np.testing.assert_array_equal(images(streaming.end_of("b")), alone["b"])
+    streaming.send(ResumeJob(job="a long one"))
+    np.testing.assert_array_equal(images(streaming.end_of("a long one")), expected)
 
 
 def test_one_that_gives_way_leaves_the_others_and_comes_back_to_them(

@@ -1,7 +1,8 @@
 """The adapters of one model in memory: loaded when first asked for, worn by one run at a time.
 
-Promises: loading touches no base weight, and one that fails leaves the model as it was; between
-runs no adapter is active, and a model that wears none computes the numbers of one that has none.
+Promises: loading touches no base weight, and one that fails leaves the model as it was; a run wears
+what it asked for whoever has used the model since it had the device last, and a model that wears
+none computes the numbers of one that has none.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class ModelAdapters:
         places = getattr(pipeline, "_lora_loadable_modules", ()) if self._specs else ()
         self._hosted = {name: hosted[name] for name in places if name in hosted}
         self._loaded: set[str] = set()
+        self._worn: tuple[AdapterChoice, ...] | None = None
+        """Unknown where the modules' settings were changed by others."""
 
     def load(self, names: Iterable[str]) -> None:
         """See to it that these are there; they become active by `wear` alone.
@@ -58,6 +61,7 @@ class ModelAdapters:
 
     def _load(self, spec: AdapterSpec) -> None:
         path = adapter_file(spec, self._bases)
+        self._worn = None
         own = _own_name(spec.name)
         with self._engine.changing_adapters(*self._hosted.values()):
             self._pipeline.load_lora_weights(
@@ -78,6 +82,8 @@ class ModelAdapters:
 
     def wear(self, chosen: Sequence[AdapterChoice]) -> None:
         """Let these, which are loaded, add their parts with their weights, and no others."""
+        if self._worn == tuple(chosen):
+            return
         weights = {_own_name(one.name): one.weight for one in chosen}
         for module in self._modules():
             there = _there(module)
@@ -86,6 +92,11 @@ class ModelAdapters:
                 set_weights_and_activate_adapters(module, names, [weights[one] for one in names])
             if there:
                 set_adapter_layers(module, enabled=bool(names))
+        self._worn = tuple(chosen)
+
+    def look_again(self) -> None:
+        """What the model wears may have changed: the next `wear` takes nothing for granted."""
+        self._worn = None
 
     def unload(self) -> None:
         """Take all adapters out of the pipeline, whose components are still on the engine."""
@@ -94,6 +105,7 @@ class ModelAdapters:
         with self._engine.changing_adapters(*self._hosted.values()):
             self._pipeline.unload_lora_weights()
         self._loaded.clear()
+        self._worn = None
 
     def _modules(self) -> list[nn.Module]:
         return [getattr(self._pipeline, name) for name in self._hosted]

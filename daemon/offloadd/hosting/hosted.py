@@ -142,7 +142,9 @@ class HostedModel:
         self._placement.restore()
         self._adapters.load(one.name for one in adapters)
         # What it takes for the model's own settings is a model that wears nothing.
-        aside = JobAside(self._host, modules(self._pipeline), sys._getframe())
+        aside = JobAside(
+            self._host, modules(self._pipeline), sys._getframe(), self._adapters.look_again
+        )
 
         def at_root_border() -> None:
             if at_root is None:
@@ -168,6 +170,10 @@ class HostedModel:
             self._room.touch()
             self.moved_bytes = aside.moved_bytes
             aside.close()
+
+    def wear(self, adapters: Sequence[AdapterChoice]) -> None:
+        """Wear these in a run that has the device again, after others on the same model."""
+        self._adapters.wear(adapters)
 
     @property
     def needs_gathering(self) -> bool:

@@ -136,14 +136,19 @@ class JobRunner:
     def _hold(self, job: RunJob, model: Model) -> Hold | None:
         """How the job has the device: with others on its model, where they share what it streams.
 
-        A call that wears adapters, or gives them a scale, changes the modules for its length.
+        A call that may give adapters a scale changes the modules for its length.
         """
-        room = model.sweep_room
-        if room is None:
+        if isinstance(model, NoopModel) or model.sweep_room is None:
             return None
         changes_modules = any(name.endswith("_kwargs") for name in job.arguments)
-        is_alone = job.is_alone or bool(job.adapters) or changes_modules
-        return RoomHold(self._sweeps, room, job.job, self._device.torch_device, is_alone)
+        return RoomHold(
+            self._sweeps,
+            model.sweep_room,
+            job.job,
+            self._device.torch_device,
+            wear=partial(model.wear, job.adapters),
+            is_alone=job.is_alone or changes_modules,
+        )
 
     def _draw(
         self,

@@ -9,6 +9,7 @@ given way, each by itself.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -55,21 +56,32 @@ class BatonHold:
 
 
 class RoomHold:
-    """Together with others; with `is_alone` without sharing their passes."""
+    """Together with others; with `is_alone` without sharing their passes.
+
+    `wear` lets the model wear the job's adapters and no others; it costs nothing where it does.
+    """
 
     def __init__(
-        self, sweeps: Sweeps, room: SweepRoom, job: str, device: torch.device, is_alone: bool
+        self,
+        sweeps: Sweeps,
+        room: SweepRoom,
+        job: str,
+        device: torch.device,
+        *,
+        wear: Callable[[], None],
+        is_alone: bool,
     ) -> None:
         self._sweeps = sweeps
         self._room = room
         self._job = job
         self._device = device
+        self._wear = wear
         self._is_alone = is_alone
         self._attending = ExitStack()
 
     def take(self) -> bool:
         self._sweeps.expect(self._room)
-        switch = OwnRandomness(self._device)
+        switch = OwnState(self._device, self._wear)
         attending = self._room.attending(self._job, switch=switch, is_alone=self._is_alone)
         self._attending.enter_context(attending)
         return True
@@ -85,11 +97,12 @@ class RoomHold:
         self._room.hurry(self._job)
 
 
-class OwnRandomness:
-    """All generators of the process, as one job has left them (`Switch`)."""
+class OwnState:
+    """All generators of the process, as one job has left them, and its adapters (`Switch`)."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, wear: Callable[[], None]) -> None:
         self._device = device
+        self._wear = wear
         self._state = Randomness.now(device)
 
     def suspend(self) -> None:
@@ -97,6 +110,7 @@ class OwnRandomness:
 
     def resume(self) -> None:
         self._state.restore(self._device)
+        self._wear()
 
 
 class Sweeps:

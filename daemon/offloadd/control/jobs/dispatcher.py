@@ -333,7 +333,7 @@ class Dispatcher:
             size_bytes=job.fingerprint.size_bytes,
             expected_s=self._places.expected_s(job),
             is_alone=job.is_alone,
-            shares_nothing=job.shares_nothing,
+            wears=job.wears,
         )
 
 

@@ -14,7 +14,14 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, OffloadError
-from offload_protocol.messages import FINAL_STATES, JobInfo, JobState, Submit, Timings
+from offload_protocol.messages import (
+    FINAL_STATES,
+    AdapterChoice,
+    JobInfo,
+    JobState,
+    Submit,
+    Timings,
+)
 
 MAX_ID_CHARS = 200
 MAX_TOMBSTONES = 5_000
@@ -22,6 +29,10 @@ MAX_TOMBSTONES = 5_000
 
 MAX_LISTED = 1_000
 """Jobs in one list; the newest are listed."""
+
+
+Wears = tuple[AdapterChoice, ...] | None
+"""The adapters that a job's model wears; None for a job that shares the device with no other."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -90,9 +101,15 @@ class Job:
     awaiting: list[Callable[[OffloadError | None], None]] = field(default_factory=list)
 
     @property
-    def shares_nothing(self) -> bool:
-        """It has the device by itself: alone by fate, or since it dresses the model for itself."""
-        return self.is_alone or bool(self.request.adapters)
+    def wears(self) -> Wears:
+        """What those wear who may have the device together with it."""
+        request = self.request
+        if self.is_alone:
+            return None
+        # These may change adapters for the length of a call.
+        if request.adapters and any(name.endswith("_kwargs") for name in request.arguments):
+            return None
+        return tuple(request.adapters)
 
     @property
     def is_final(self) -> bool:

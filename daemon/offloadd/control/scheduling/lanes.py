@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
+from offloadd.control.jobs.jobs import Wears
 from offloadd.control.scheduling.shares import Shares
 
 
@@ -34,8 +35,8 @@ class Ticket(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     expected_s: float = 0.0
     is_alone: bool = False
-    shares_nothing: bool = False
-    """It goes on beside no other, and may be parked beside others."""
+    wears: Wears = ()
+    """Only jobs that wear the same share the device."""
 
 
 class Lead(msgspec.Struct, frozen=True):

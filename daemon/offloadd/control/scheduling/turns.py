@@ -98,7 +98,7 @@ class Turns:
     def is_shareable(self) -> bool:
         """Whether jobs may come beside the one that runs."""
         job = self.running
-        if job is None or job.shares_nothing or job.stopping is not None:
+        if job is None or job.wears is None or job.stopping is not None:
             return False
         model = self._models.get(job.request.model)
         if self._is_asked or model is None or not model.shares:
@@ -116,7 +116,8 @@ class Turns:
         job = self.running
         if job is None or ticket.model != job.request.model:
             return False
-        return not ticket.shares_nothing and self._may(ticket, self._most_parked)
+        is_fit = ticket.wears is not None and ticket.wears == job.wears
+        return is_fit and self._may(ticket, self._most_parked)
 
     def may_load_for_waiting(self) -> bool:
         """Whether there may be a job for which `may_load` is true; quick where all is loaded."""
@@ -286,7 +287,7 @@ def _run(job: Job, awaits_turn: bool = False) -> RunJob:
         arguments=job.request.arguments,
         seed=job.seed,
         awaits_turn=awaits_turn,
-        is_alone=job.shares_nothing,
+        is_alone=job.is_alone,
         preview_every_s=job.request.preview_every_s,
         adapters=job.request.adapters,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 import psutil
@@ -27,13 +27,21 @@ _log = logging.getLogger(__name__)
 
 
 class JobAside:
-    """One run of a pipeline; `outermost` is the frame that called it. Only its thread uses this."""
+    """One run of a pipeline; `outermost` is the frame that called it. Only its thread uses this.
+
+    `on_settings` is told when the modules' settings were exchanged.
+    """
 
     def __init__(
-        self, host: DeviceHost, modules: Mapping[str, nn.Module], outermost: FrameType
+        self,
+        host: DeviceHost,
+        modules: Mapping[str, nn.Module],
+        outermost: FrameType,
+        on_settings: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._modules = modules
+        self._on_settings = on_settings
         self._outermost: FrameType | None = outermost
         self._settings_before = ModuleSettings.of(modules.values())
         self._settings = self._settings_before
@@ -69,7 +77,7 @@ class JobAside:
         self._host.parked_bytes += self._staying_bytes
         self._earlier_turns_bytes = self.moved_bytes
         self._settings = ModuleSettings.of(self._modules.values())
-        self._settings_before.restore()
+        self._exchange_settings(self._settings_before)
         self._randomness = Randomness.now(self._host.device)
         self._is_away = True
         return held_bytes
@@ -82,7 +90,7 @@ class JobAside:
         if self._moved is not None:
             self._move_back(self._moved)
             self._moved = None
-        self._settings.restore()
+        self._exchange_settings(self._settings)
         assert self._randomness is not None  # it was put aside
         self._randomness.restore(self._host.device)
 
@@ -93,7 +101,11 @@ class JobAside:
         self._moved = self._outermost = None
         if not self._is_away:
             # A job that ends while it is away has put them back, and another may use them now.
-            self._settings_before.restore()
+            self._exchange_settings(self._settings_before)
+
+    def _exchange_settings(self, settings: ModuleSettings) -> None:
+        settings.restore()
+        self._on_settings()
 
     def _forget_place(self) -> None:
         self._host.parked_bytes -= self._staying_bytes
