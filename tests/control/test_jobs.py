@@ -24,8 +24,8 @@ def job(name: str, user: str = "1", model: str = "m", ended_s: float | None = No
 
 
 def test_a_job_that_may_give_its_adapters_a_scale_has_the_device_by_itself() -> None:
-    one, ink = job("a"), (AdapterChoice(name="ink"),)
-    for adapters, wears in (((), ()), (ink, None)):
+    one, ink = job("a"), AdapterChoice(name="ink")
+    for adapters, wears in (([], ()), ([ink], None)):
         scaled = {"cross_attention_kwargs": {"scale": 0.5}}
         one.request = Submit(rid=1, job="a", model="m", arguments=scaled, adapters=adapters)
         assert one.wears == wears

@@ -67,10 +67,10 @@ def test_jobs_on_a_model_that_computes_longer_than_it_loads_go_one_after_the_oth
 
 def test_jobs_share_the_device_only_with_those_that_wear_the_same_adapters(plane: Plane) -> None:
     ink, more_ink = (AdapterChoice(name="ink", weight=one) for one in (1.0, 2.0))
-    first = plane.submit("first-one", OWNERS[0], adapters=(ink,))
+    first = plane.submit("first-one", OWNERS[0], adapters=[ink])
     plane.submit("plain", OWNERS[1])
-    plane.submit("another-weight", OWNERS[2], adapters=(more_ink,))
-    same = plane.submit("the-same", OWNERS[3], adapters=(ink,))
+    plane.submit("another-weight", OWNERS[2], adapters=[more_ink])
+    same = plane.submit("the-same", OWNERS[3], adapters=[ink])
     assert started(plane) == [first.key, same.key]
 
 

@@ -104,7 +104,7 @@ def test_jobs_that_come_together_go_on_together_and_draw_as_alone(
 def test_jobs_that_wear_the_same_adapter_go_on_together_and_draw_as_alone(
     streaming: WorkerProcess, alone: dict[str, Drawn]
 ) -> None:
-    wears = (AdapterChoice(name="ink", weight=0.8),)
+    wears = [AdapterChoice(name="ink", weight=0.8)]
     coloured = {}
     for job in ("a", "c"):
         begin(streaming, job, STEPS[job], adapters=wears)
@@ -123,7 +123,7 @@ def test_jobs_that_wear_the_same_adapter_go_on_together_and_draw_as_alone(
 def test_one_that_gives_way_leaves_those_that_wear_the_same_and_comes_back_to_it(
     streaming: WorkerProcess, alone: dict[str, Drawn]
 ) -> None:
-    wears = (AdapterChoice(name="ink", weight=0.8),)
+    wears = [AdapterChoice(name="ink", weight=0.8)]
     begin(streaming, "c", STEPS["c"], adapters=wears)
     coloured = images(streaming.end_of("c"))
     begin(streaming, "a long one", 40, adapters=wears)
