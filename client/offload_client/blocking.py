@@ -145,7 +145,7 @@ class Blocking:
     ) -> tuple[JobRecord, Call]:
         limits = self._core.session.limits
         submit, frames = submission(model, prompt, arguments, limits, **options)
-        with self._pump.locked():
+        with self._pump.locked(listens=False):
             return self._core.submit(submit, frames, wait)
 
     def _find(self, job_id: str, timeout_s: float | None) -> Job:
@@ -183,7 +183,7 @@ class Blocking:
             record.result = result_of(record)
         finally:
             # A failure is taken as well: the program has been told, and will not ask again.
-            with suppress(OffloadError), self._pump.locked():
+            with suppress(OffloadError), self._pump.locked(listens=False):
                 self._core.take(record)
         return record.result
 

@@ -110,6 +110,11 @@ class Channel:
             if not (session.outbox and session.connected) or (wants_to_send and not has_sent):
                 return arrived
 
+    def push(self) -> None:
+        """Send what can be sent now, for one who polls afterwards, which finds what has come."""
+        if self._session.connected:
+            self._send_all()
+
     def poll(self, wake_fd: int, timeout_s: float | None) -> bool:
         """Block until `pump` may have work, `wake_fd` is readable, or the time is over.
 

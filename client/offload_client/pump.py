@@ -22,11 +22,12 @@ from offload_client.waiting import ConnectionMissing, Wait
 class Locked:
     """What `Pump.locked` gives; no generator, which would cost a small job three times as much."""
 
-    __slots__ = ("_core", "_pump")
+    __slots__ = ("_core", "_listens", "_pump")
 
-    def __init__(self, pump: Pump, core: Core) -> None:
+    def __init__(self, pump: Pump, core: Core, listens: bool) -> None:
         self._pump = pump
         self._core = core
+        self._listens = listens
 
     def __enter__(self) -> None:
         self._core.check_usable()
@@ -42,7 +43,7 @@ class Locked:
     ) -> None:
         try:
             if kind is None:
-                self._pump.nudge()
+                self._pump.nudge(self._listens)
         finally:
             self._pump.lock.release()
 
@@ -60,14 +61,16 @@ class Pump:
         """Get the descriptor that wakes a waiting leader; a file object, so that it cannot leak."""
         self._wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
 
-    def locked(self) -> Locked:
-        """Hold the lock, and let what was asked meanwhile go out."""
-        return Locked(self, self._core)
+    def locked(self, *, listens: bool = True) -> Locked:
+        """Hold the lock, and let what was asked go out; with `listens`, take what has come."""
+        return Locked(self, self._core, listens)
 
-    def nudge(self) -> None:
+    def nudge(self, listens: bool = True) -> None:
         """Move what can move now; the lock is held. A leader is woken to do it instead."""
         if self._led:
             os.eventfd_write(self._wake_fd, 1)
+        elif not listens:
+            self._core.channel.push()
         else:
             self._core.channel.pump(time.monotonic())
 
