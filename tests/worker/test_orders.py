@@ -6,12 +6,15 @@ import threading
 
 import pytest
 
-from offloadd.channel.messages import LoadModel
+from offloadd.channel.messages import RunJob
+from offloadd.worker.baton import Baton
 from offloadd.worker.orders import Order, Orders
+from offloadd.worker.turns import JobTurn
 
 
 def order(name: str) -> Order:
-    return Order(LoadModel(name=name))
+    job = RunJob(job=name, model="m", arguments={}, seed=1)
+    return Order(job, (), JobTurn(name, Baton(), lambda message: None))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from offloadd.store.reader import DiskReader
 from offloadd.worker.exits import CHANNEL_CLOSED, NO_DEVICE
 from offloadd.worker.journal_log import start_log
 from offloadd.worker.listening import Listening
+from offloadd.worker.model_orders import ModelOrders
 from offloadd.worker.orders import Orders
 from offloadd.worker.receiver import Desk, end_process, start_receiver
 from offloadd.worker.turns import Turns
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
     reader = DiskReader()
     arena = ArenaClient(reader, channel.send)
-    desk = Desk(Orders(), Orders(), Turns(channel.send), arena, Listening())
+    desk = Desk(Orders(), ModelOrders(), Turns(channel.send), arena, Listening())
     start_receiver(channel, desk)
 
     from offloadd.worker.device import DeviceMissing, find_device, report

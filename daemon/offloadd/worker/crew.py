@@ -1,4 +1,4 @@
-"""The threads of a worker: one for orders about models, and as many as jobs are on it at once.
+"""The threads of a worker: some for orders about models, and as many as jobs are on it at once.
 
 Whoever takes a job runs it, so that in the usual case, one job after the other, no job passes from
 thread to thread; a brief one does not even come to its thread through another (see `listening`). A
@@ -24,7 +24,6 @@ from offloadd.channel.messages import (
     ModelFailed,
     ModelUnloaded,
     Register,
-    RunJob,
     UnloadModel,
 )
 from offloadd.hosting.device_host import DeviceHost, accelerator_for
@@ -37,13 +36,16 @@ from offloadd.worker.job_runner import JobRunner, loaded_message
 from offloadd.worker.journal_log import quieten_libraries
 from offloadd.worker.listening import Ear
 from offloadd.worker.models import Models
-from offloadd.worker.orders import Order
+from offloadd.worker.orders import ModelWork, Order
 from offloadd.worker.receiver import Desk, end_process, next_job
 from offloadd.worker.room_keeper import RoomKeeper
 
 REPORT_PAUSE_S, REPORT_AGE_S = 0.05, 1.0
 """After a short job the memory is measured when no other follows at once, or the last report is as
 old as this: measuring takes as long as the turn of a small job."""
+
+MOST_ON_MODELS = 4
+"""So many models are checked, loaded or unloaded by order at once; jobs load theirs themselves."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +68,11 @@ class Crew:
         self._runner = JobRunner(channel, device, self._models, desk.turns, self._attempts)
         self._reported_s = -REPORT_AGE_S
         self._numbers = itertools.count(1)
+        self._adding = threading.Lock()
+        self._on_models = 1
 
     def run(self) -> None:
-        """Work on orders about models in this thread, and on jobs in others."""
+        """Work on orders about models in this thread and some more, and on jobs in others."""
         quieten_libraries()
         # The libraries stay; to look through them again and again would hold up some jobs.
         gc.collect()
@@ -76,13 +80,28 @@ class Crew:
         threading.excepthook = _end_broken
         self._report()
         self._add_member()
+        self._work_on_models()
+
+    def _work_on_models(self) -> None:
+        orders = self._desk.models
         try:
             while True:
-                order = self._desk.models.take()
-                self._work_on(order)
+                work = orders.take()
+                if not orders.somebody_waits:
+                    self._add_to_models()
+                self._work_on(work)
                 self._report()
+                orders.done(work)
         except ChannelClosed as reason:
             _end_closed(reason)
+
+    def _add_to_models(self) -> None:
+        with self._adding:
+            if self._on_models >= MOST_ON_MODELS:
+                return
+            self._on_models += 1
+            name = f"models-{self._on_models}"
+        threading.Thread(target=self._work_on_models, name=name, daemon=True).start()
 
     def _add_member(self) -> None:
         name = f"jobs-{next(self._numbers)}"
@@ -98,8 +117,6 @@ class Crew:
             while True:
                 order = self._next_job(ear, REPORT_PAUSE_S if owes_report else None)
                 if order is not None:
-                    assert isinstance(order.work, RunJob)
-                    assert order.turn is not None
                     self._runner.run(order.work, order.frames, order.turn, ear.let_go)
                 is_old = time.monotonic() - self._reported_s >= REPORT_AGE_S
                 owes_report = order is not None and not is_old
@@ -129,8 +146,8 @@ class Crew:
         if not self._desk.jobs.somebody_waits:
             self._add_member()
 
-    def _work_on(self, order: Order) -> None:
-        match order.work:
+    def _work_on(self, work: ModelWork) -> None:
+        match work:
             case Register(spec=spec):
                 self._answer(spec.name, lambda: self._models.register(spec).message())
             case LoadModel(name=name):

@@ -1,4 +1,4 @@
-"""What the control plane ordered and no thread has taken yet.
+"""Jobs that the control plane ordered and no thread has taken yet.
 
 One thread puts, several take. Of those that wait, the one that came last gets the next order: while
 one job follows another the same thread runs them all, with its caches warm, and no order passes
@@ -16,16 +16,16 @@ from offloadd.channel.framing import Frame
 from offloadd.channel.messages import LoadModel, Register, RunJob, UnloadModel
 from offloadd.worker.turns import JobTurn
 
-Work = Register | LoadModel | UnloadModel | RunJob
+ModelWork = Register | LoadModel | UnloadModel
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A message that is worked on, with the frames that came with it; a job has its turn."""
+    """A job with the frames that came with it, and its turn."""
 
-    work: Work
-    frames: Sequence[Frame] = ()
-    turn: JobTurn | None = None
+    work: RunJob
+    frames: Sequence[Frame]
+    turn: JobTurn
 
 
 class _Taker:

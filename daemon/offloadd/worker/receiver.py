@@ -26,6 +26,7 @@ from offloadd.channel.messages import (
 from offloadd.store.arena.client import ArenaClient
 from offloadd.worker.exits import CHANNEL_CLOSED
 from offloadd.worker.listening import Ear, Listening
+from offloadd.worker.model_orders import ModelOrders
 from offloadd.worker.orders import Order, Orders
 from offloadd.worker.turns import Turns
 
@@ -37,7 +38,7 @@ class Desk:
     """Where what arrives is put: jobs, orders about models, and what concerns turns and memory."""
 
     jobs: Orders
-    models: Orders
+    models: ModelOrders
     turns: Turns
     arena: ArenaClient
     listening: Listening
@@ -74,7 +75,7 @@ def next_job(channel: WorkerEnd, desk: Desk) -> Order:
             case ResumeJob(job=job):
                 desk.turns.resume(job)
             case Register() | LoadModel() | UnloadModel():
-                desk.models.put(Order(message, frames))
+                desk.models.put(message)
             case _:
                 desk.arena.handle(message, descriptors)
 
