@@ -56,7 +56,7 @@ class InstantJournal:
     ) -> None:
         told(None)
 
-    def note_deaths(self, number: int, strikes: int, kills: int) -> None:
+    def note_deaths(self, number: int, strikes: int, kills: int, *, is_alone: bool) -> None:
         pass
 
     def end(self, *row: Any) -> None:

@@ -119,10 +119,12 @@ def test_an_accepted_job_is_read_again_as_it_was(tmp_path: Path, size: int) -> N
     one = Opened(tmp_path)
     frames = (os.urandom(size), b"", b"tail")
     number = one.accept("a", *frames)
-    one.journal.note_deaths(number, 1, 3)
+    one.journal.note_deaths(number, 1, 3, is_alone=True)
     one.journal.close()
     (job,) = reopened(tmp_path).open
-    assert job.accepted == msgspec.structs.replace(accepted(number, "a"), strikes=1, kills=3)
+    assert job.accepted == msgspec.structs.replace(
+        accepted(number, "a"), strikes=1, kills=3, is_alone=True
+    )
     assert not isinstance(job.frames, StorageFailed)
     assert tuple(map(bytes, job.frames)) == frames
 
@@ -394,10 +396,13 @@ def test_a_journal_of_version_1_is_taken_over_with_its_jobs_and_models(tmp_path:
     assert reopened(tmp_path) == recovered
 
 
+WITHOUT_DEATHS = "ALTER TABLE jobs DROP COLUMN kills; ALTER TABLE jobs DROP COLUMN is_alone;"
+
+
 def as_version_1(path: Path) -> None:
     """Make a journal what the first version wrote: users were numbers."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("ALTER TABLE jobs DROP COLUMN kills")
+        connection.executescript(WITHOUT_DEATHS)
         (schema,) = connection.execute(
             "SELECT sql FROM sqlite_schema WHERE name = 'jobs'"
         ).fetchone()
@@ -414,9 +419,7 @@ def test_a_journal_of_version_2_is_taken_over_and_holds_pins_from_then_on(tmp_pa
     one.accept("open")
     one.journal.close()
     with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
-        connection.executescript(
-            "ALTER TABLE jobs DROP COLUMN kills; DROP TABLE pins; PRAGMA user_version = 2;"
-        )
+        connection.executescript(f"{WITHOUT_DEATHS} DROP TABLE pins; PRAGMA user_version = 2;")
     again = Opened(tmp_path)
     again.journal.pin_model("m", True)
     again.journal.pin_model("n", True)
@@ -432,9 +435,24 @@ def test_a_journal_of_version_3_is_taken_over_and_counts_kills_from_then_on(tmp_
     number = one.accept("open")
     one.journal.close()
     with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
-        connection.executescript("ALTER TABLE jobs DROP COLUMN kills; PRAGMA user_version = 3;")
+        connection.executescript(f"{WITHOUT_DEATHS} PRAGMA user_version = 3;")
     again = Opened(tmp_path)
     assert [waiting.accepted.kills for waiting in again.recovered.open] == [0]
-    again.journal.note_deaths(number, 0, 2)
+    again.journal.note_deaths(number, 0, 2, is_alone=False)
     again.journal.close()
     assert [waiting.accepted.kills for waiting in reopened(tmp_path).open] == [2]
+
+
+def test_a_journal_of_version_4_is_taken_over_and_knows_from_then_on_who_is_to_be_alone(
+    tmp_path: Path,
+) -> None:
+    one = Opened(tmp_path)
+    number = one.accept("open")
+    one.journal.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
+        connection.executescript("ALTER TABLE jobs DROP COLUMN is_alone; PRAGMA user_version = 4;")
+    again = Opened(tmp_path)
+    assert [waiting.accepted.is_alone for waiting in again.recovered.open] == [False]
+    again.journal.note_deaths(number, 0, 1, is_alone=True)
+    again.journal.close()
+    assert [waiting.accepted.is_alone for waiting in reopened(tmp_path).open] == [True]

@@ -176,7 +176,7 @@ class Dispatcher:
         for job in lost:
             error = blame(job, death, is_only_one) if job in involved else None
             if job in involved:
-                self._journal.note_deaths(job.number, job.strikes, job.kills)
+                self._journal.note_deaths(job.number, job.strikes, job.kills, is_alone=job.is_alone)
             if job.stopping is not None:
                 self._finish(job, job.stopping)
             elif error is not None:

@@ -59,5 +59,6 @@ def _job(accepted: Accepted, frames: tuple[memoryview, ...], clocks: Clocks) -> 
         number=accepted.number,
         strikes=accepted.strikes,
         kills=accepted.kills,
+        is_alone=accepted.is_alone,
         watchers={accepted.client},
     )

@@ -15,7 +15,7 @@ from offload_protocol.errors import StorageFailed
 
 Sync = Literal["normal", "full"]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -39,6 +39,7 @@ CREATE TABLE jobs (
     result_lengths BLOB,
     result_frames BLOB,
     kills INTEGER NOT NULL DEFAULT 0,
+    is_alone INTEGER NOT NULL DEFAULT 0,
     UNIQUE (user, job)
 ) STRICT;
 CREATE TABLE models (name TEXT PRIMARY KEY, spec BLOB NOT NULL) STRICT;
@@ -52,17 +53,25 @@ ALTER TABLE models RENAME TO old_models;
 {_SCHEMA}
 INSERT INTO jobs SELECT number, CAST(uid AS TEXT), job, client, program, request, digest,
     size_bytes, seed, submitted_at, strikes, request_lengths, request_frames, state, taken,
-    ended_at, body, result_lengths, result_frames, 0 FROM old_jobs;
+    ended_at, body, result_lengths, result_frames, 0, 0 FROM old_jobs;
 INSERT INTO models SELECT * FROM old_models;
 DROP TABLE old_jobs;
 DROP TABLE old_models;
 """
 
-_FROM_VERSION_3 = "ALTER TABLE jobs ADD COLUMN kills INTEGER NOT NULL DEFAULT 0"
+_FROM_VERSION_4 = "ALTER TABLE jobs ADD COLUMN is_alone INTEGER NOT NULL DEFAULT 0"
+
+_FROM_VERSION_3 = f"ALTER TABLE jobs ADD COLUMN kills INTEGER NOT NULL DEFAULT 0; {_FROM_VERSION_4}"
 
 _FROM_VERSION_2 = f"CREATE TABLE pins (name TEXT PRIMARY KEY) STRICT; {_FROM_VERSION_3}"
 
-_SCRIPTS = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3}
+_SCRIPTS = {
+    0: _SCHEMA,
+    1: _FROM_VERSION_1,
+    2: _FROM_VERSION_2,
+    3: _FROM_VERSION_3,
+    4: _FROM_VERSION_4,
+}
 """What makes the present version of each earlier one; 0 is an empty file."""
 
 

@@ -45,7 +45,7 @@ _ACCEPT_AND_END = (
     " submitted_at, request_lengths, state, ended_at, body, result_lengths, result_frames)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_DEATHS = "UPDATE jobs SET strikes = ?, kills = ? WHERE number = ?"
+_DEATHS = "UPDATE jobs SET strikes = ?, kills = ?, is_alone = ? WHERE number = ?"
 _END = (
     "UPDATE jobs SET state = ?, ended_at = ?, request = ?, request_lengths = ?,"
     " request_frames = NULL, body = ?, result_lengths = ?, result_frames = ?"
@@ -69,8 +69,8 @@ _UNPIN = "DELETE FROM pins WHERE name = ?"
 _NO_LENGTHS = pack_lengths(())
 _READ = (
     "SELECT number, user, job, client, program, request, digest, size_bytes, seed, submitted_at,"
-    " strikes, kills, request_lengths, request_frames, state, ended_at, body, result_lengths,"
-    " result_frames FROM jobs ORDER BY number"
+    " strikes, kills, is_alone, request_lengths, request_frames, state, ended_at, body,"
+    " result_lengths, result_frames FROM jobs ORDER BY number"
 )
 
 
@@ -88,6 +88,7 @@ class Accepted(msgspec.Struct, frozen=True):
     submitted_at: float
     strikes: int = 0
     kills: int = 0
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +186,9 @@ class Journal:
             self._patient[job.number] = entry
         self._writer.put(entry)
 
-    def note_deaths(self, number: int, strikes: int, kills: int) -> None:
+    def note_deaths(self, number: int, strikes: int, kills: int, *, is_alone: bool) -> None:
         """Write how often a worker died of a job, and how often only beside it."""
-        self._writer.put(Entry((_DEATHS, (strikes, kills, number))))
+        self._writer.put(Entry((_DEATHS, (strikes, kills, is_alone, number))))
 
     def end(
         self,
@@ -300,22 +301,23 @@ def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered
         accepted = Accepted(
             *(row[0], row[1], row[3], row[4]),
             msgspec.msgpack.decode(row[5], type=Submit),
-            *row[6:12],
+            *row[6:10],
+            *(row[10], row[11], bool(row[12])),
         )
         last_number = accepted.number
-        state = row[14]
+        state = row[15]
         if state == "open":
-            file = FrameFile(directory / f"{row[0]}.request", unpack_lengths(row[12]))
-            open_jobs.append(OpenJob(accepted, _frames(row[13], file)))
+            file = FrameFile(directory / f"{row[0]}.request", unpack_lengths(row[13]))
+            open_jobs.append(OpenJob(accepted, _frames(row[14], file)))
             named.add(file.path)
             continue
-        file = FrameFile(directory / f"{row[0]}.result", unpack_lengths(row[17] or _NO_LENGTHS))
-        is_inline = row[18] is not None or not file.size_bytes
-        frames = split(memoryview(row[18] or b""), file.lengths) if is_inline else ()
+        file = FrameFile(directory / f"{row[0]}.result", unpack_lengths(row[18] or _NO_LENGTHS))
+        is_inline = row[19] is not None or not file.size_bytes
+        frames = split(memoryview(row[19] or b""), file.lengths) if is_inline else ()
         one = EndedJob(
             accepted,
             state,
-            *(row[15], row[16], frames, None if is_inline else file),
+            *(row[16], row[17], frames, None if is_inline else file),
         )
         ended.append(one)
         named.add(file.path)
