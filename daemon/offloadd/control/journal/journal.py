@@ -301,8 +301,7 @@ def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered
         accepted = Accepted(
             *(row[0], row[1], row[3], row[4]),
             msgspec.msgpack.decode(row[5], type=Submit),
-            *row[6:10],
-            *(row[10], row[11], bool(row[12])),
+            *(row[6], row[7], row[8], row[9], row[10], row[11], bool(row[12])),
         )
         last_number = accepted.number
         state = row[15]
