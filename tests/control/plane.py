@@ -33,7 +33,7 @@ from offloadd.control.jobs.arguments import Bounds as ArgumentBounds
 from offloadd.control.jobs.dispatcher import Dispatcher
 from offloadd.control.jobs.endings import Endings
 from offloadd.control.jobs.jobs import Job, Owner
-from offloadd.control.journal.journal import Accepted
+from offloadd.control.journal.reading import Accepted
 from offloadd.control.models.keep_alive import KeepAlive
 from offloadd.control.models.models import ModelTable
 from offloadd.control.scheduling.scheduler import Bounds, Scheduler

@@ -22,9 +22,11 @@ from offload_protocol import codec
 from offload_protocol.errors import StorageFailed
 from offload_protocol.messages import Finished, JobState, Outcome, Submit
 from offloadd.channel.specs import ModelSpec
+from offloadd.control.journal import writer
 from offloadd.control.journal.database import SCHEMA_VERSION, Sync
 from offloadd.control.journal.frames import INLINE_BYTES, FrameFile
-from offloadd.control.journal.journal import DATABASE, FRAMES, Accepted, Journal, Recovered
+from offloadd.control.journal.journal import DATABASE, FRAMES, Journal
+from offloadd.control.journal.reading import Accepted, Recovered
 
 BODY = codec.encode(Finished(job="a", state="done", outcome=Outcome(outputs={}, seeds=[1])))
 
@@ -149,6 +151,68 @@ def test_an_end_is_read_again_until_it_is_taken(tmp_path: Path, size: int) -> No
     (job,) = reopened(tmp_path).ended
     assert (job.state, job.body) == ("done", None)
     assert list((tmp_path / FRAMES).iterdir()) == []
+
+
+def accept_patiently(
+    one: Opened, job: str, patience_s: float, *frames: bytes
+) -> tuple[int, list[StorageFailed | None]]:
+    """Write a job that may wait for its end; gives its number, and what is said of it so far."""
+    number, said = one.journal.new_number(), list[StorageFailed | None]()
+    one.journal.accept(accepted(number, job), frames, said.append, patience_s=patience_s)
+    return number, said
+
+
+def test_an_acceptance_that_waits_is_one_row_with_its_end_and_told_before_it(
+    tmp_path: Path,
+) -> None:
+    one = Opened(tmp_path)
+    number, said = accept_patiently(one, "a", 60.0)
+    assert said == []
+    ends: list[int] = []
+    request = Submit(rid=1, job="a", model="m")
+    one.journal.end(
+        *(number, request, "done", 2000.0, BODY, (b"tail",)), lambda _: ends.append(len(said))
+    )
+    assert (said, ends) == ([None], [1])
+    one.journal.close()
+    (job,) = reopened(tmp_path).ended
+    assert (job.state, job.body, tuple(map(bytes, job.frames))) == ("done", BODY, (b"tail",))
+    assert job.accepted.request == msgspec.structs.replace(request, rid=1)
+    assert job.accepted.seed == accepted(number, "a").seed
+
+
+def test_an_acceptance_waits_no_longer_than_it_may(opened: Opened) -> None:
+    _, said = accept_patiently(opened, "a", 0.001)
+    while not said:
+        opened.loop.run_one()
+    _, large = accept_patiently(opened, "b", 60.0, bytes(INLINE_BYTES + 1))
+    while not large:
+        opened.loop.run_one()
+    assert said == large == [None]
+
+
+def test_an_acceptance_that_waits_goes_with_whatever_is_written(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+    first, said = accept_patiently(one, "a", 60.0)
+    one.journal.note_deaths(first, 1, 0, is_alone=False)
+    one.accept("b")
+    assert said == [None]
+    one.end(first)
+    accept_patiently(one, "c", 60.0)
+    one.journal.close()
+    recovered = reopened(tmp_path)
+    assert [job.accepted.request.job for job in recovered.open] == ["b", "c"]
+    assert [job.accepted.strikes for job in recovered.ended] == [1]
+
+
+@pytest.mark.parametrize(("waits", "is_slow"), [((5, 5), False), ((5, 6), True)])
+def test_only_a_write_that_waited_itself_shows_a_slow_disk(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, waits: tuple[int, int], is_slow: bool
+) -> None:
+    monkeypatch.setattr(writer, "SLOW_S", -1.0)
+    monkeypatch.setattr(writer, "_waits", iter(waits).__next__)
+    opened.accept("a")
+    assert (opened.journal._writer._slow_until_s > 0) == is_slow
 
 
 def test_numbers_are_not_used_again(tmp_path: Path) -> None:

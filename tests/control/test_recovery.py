@@ -42,7 +42,7 @@ from offloadd.control.clients.leases import Leases
 from offloadd.control.clients.roles import Roles
 from offloadd.control.jobs.recovery import recover
 from offloadd.control.journal.frames import FrameFile
-from offloadd.control.journal.journal import Accepted, OpenJob, Recovered
+from offloadd.control.journal.reading import Accepted, OpenJob, Recovered
 
 IMAGE = {"$image": 0, "mode": "RGB", "size": [100, 200]}
 PIXELS = bytes(range(240)) * 250

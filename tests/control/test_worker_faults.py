@@ -121,6 +121,21 @@ async def test_a_job_that_makes_the_worker_speak_nonsense_fails(serve: Serve) ->
         assert finished.state == "done"
 
 
+async def test_a_job_that_was_to_be_brief_is_accepted_whatever_becomes_of_it(serve: Serve) -> None:
+    async with serve() as rig:
+        client = await rig.client()
+        # What it took makes the daemon expect that the others end at once, too.
+        await client.submit("brief")
+        await client.end_of("brief")
+        assert (await client.submit("long", "hang"))["state"] == "running"
+        await client.ask(Cancel, job="long")
+        assert (await client.end_of("long"))[0].state == "cancelled"
+        await client.submit("again")
+        await client.end_of("again")
+        assert (await client.submit("deadly", "exit 3"))["job"] == "deadly"
+        assert (await failure(client, "deadly")).code == "worker_crashed"
+
+
 async def test_an_idle_workers_death_is_noticed(serve: Serve) -> None:
     async with serve() as rig:
         client = await rig.client()

@@ -33,7 +33,8 @@ from offloadd.control.jobs.jobs import Fingerprint, Job, Owner, check_id, finger
 from offloadd.control.jobs.places import Places
 from offloadd.control.jobs.starts import Starts, not_hosted
 from offloadd.control.journal.frames import Frame
-from offloadd.control.journal.journal import Accepted, Journal
+from offloadd.control.journal.journal import Journal
+from offloadd.control.journal.reading import Accepted
 from offloadd.control.models.hosted_model import HostedModel
 from offloadd.control.models.models import ModelTable
 from offloadd.control.scheduling.scheduler import Scheduler, Ticket

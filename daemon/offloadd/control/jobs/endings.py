@@ -21,7 +21,8 @@ from offloadd.control.clocks import Clocks
 from offloadd.control.jobs.jobs import Job, JobTable
 from offloadd.control.jobs.results import Result, Results, encoded, recovered
 from offloadd.control.journal.frames import Frame, FrameFile
-from offloadd.control.journal.journal import EndedJob, Journal
+from offloadd.control.journal.journal import Journal
+from offloadd.control.journal.reading import EndedJob
 
 _log = logging.getLogger(__name__)
 

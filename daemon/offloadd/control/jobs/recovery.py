@@ -10,7 +10,7 @@ from offloadd.control.clocks import Clocks
 from offloadd.control.jobs.dispatcher import Dispatcher
 from offloadd.control.jobs.endings import Endings
 from offloadd.control.jobs.jobs import Fingerprint, Job, Owner, job_key
-from offloadd.control.journal.journal import Accepted, Recovered
+from offloadd.control.journal.reading import Accepted, Recovered
 
 _log = logging.getLogger(__name__)
 

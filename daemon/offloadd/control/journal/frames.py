@@ -112,6 +112,9 @@ def pack_lengths(lengths: Sequence[int]) -> bytes:
     return msgspec.msgpack.encode(lengths)
 
 
+NO_LENGTHS = pack_lengths(())
+
+
 def unpack_lengths(column: bytes) -> tuple[int, ...]:
     """Lengths from a column of the database."""
     return msgspec.msgpack.decode(column, type=tuple[int, ...])

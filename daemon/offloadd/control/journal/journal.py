@@ -7,8 +7,7 @@ is told of it. What a row says is enough to run the job again with the same numb
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,13 +19,13 @@ from offloadd.channel.specs import ModelSpec
 from offloadd.control.journal.database import Sync, open_database, storage_failed
 from offloadd.control.journal.frames import (
     INLINE_BYTES,
+    NO_LENGTHS,
     Frame,
     FrameFile,
     lengths_of,
     pack_lengths,
-    split,
-    unpack_lengths,
 )
+from offloadd.control.journal.reading import Accepted, Recovered, read_journal
 from offloadd.control.journal.transactions import Entry, Statement, Told
 from offloadd.control.journal.writer import Loop, Writer
 
@@ -66,59 +65,6 @@ _HOST = "INSERT OR REPLACE INTO models (name, spec) VALUES (?, ?)"
 _FORGET_MODEL = "DELETE FROM models WHERE name = ?"
 _PIN = "INSERT OR REPLACE INTO pins (name) VALUES (?)"
 _UNPIN = "DELETE FROM pins WHERE name = ?"
-_NO_LENGTHS = pack_lengths(())
-_READ = (
-    "SELECT number, user, job, client, program, request, digest, size_bytes, seed, submitted_at,"
-    " strikes, kills, is_alone, request_lengths, request_frames, state, ended_at, body,"
-    " result_lengths, result_frames FROM jobs ORDER BY number"
-)
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """A job as it was accepted; `submitted_at` is in seconds since the epoch."""
-
-    number: int
-    user: str
-    client: str
-    program: str
-    request: Submit
-    digest: bytes
-    size_bytes: int
-    seed: int
-    submitted_at: float
-    strikes: int = 0
-    kills: int = 0
-    is_alone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OpenJob:
-    """A job that had not ended; `frames` are its request's, or why they cannot be read."""
-
-    accepted: Accepted
-    frames: tuple[memoryview, ...] | StorageFailed
-
-
-@dataclass(frozen=True, slots=True)
-class EndedJob:
-    """A job that had ended; without `body`, its result was taken."""
-
-    accepted: Accepted
-    state: JobState
-    ended_at: float
-    body: bytes | None
-    frames: tuple[memoryview, ...] = ()
-    file: FrameFile | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """All that the journal holds, oldest first."""
-
-    open: tuple[OpenJob, ...] = ()
-    ended: tuple[EndedJob, ...] = ()
-    models: tuple[ModelSpec, ...] = ()
-    pins: tuple[str, ...] = ()
 
 
 class Journal:
@@ -133,7 +79,7 @@ class Journal:
         self._writer = writer
         self._last_number = last_number
         self._patient: dict[int, Entry] = {}
-        """Acceptances that wait for the ends of their jobs, or have waited."""
+        """Acceptances that wait for the ends of their jobs."""
 
     @classmethod
     def open(
@@ -147,7 +93,7 @@ class Journal:
         connection = open_database(path, sync)
         try:
             (directory / FRAMES).mkdir(mode=0o700, exist_ok=True)
-            recovered, last_number = _recover(connection, directory / FRAMES)
+            recovered, last_number = read_journal(connection, directory / FRAMES)
         except (sqlite3.Error, OSError) as error:
             connection.close()
             raise storage_failed(error, path) from error
@@ -178,9 +124,11 @@ class Journal:
         row = (
             *(job.number, job.user, job.request.job, job.client, job.program),
             *(codec.encode(job.request), job.digest, job.size_bytes, job.seed, job.submitted_at),
-            *(pack_lengths(lengths) if lengths else _NO_LENGTHS, inline),
+            *(pack_lengths(lengths) if lengths else NO_LENGTHS, inline),
         )
         patience_s = 0.0 if file else patience_s
+        if patience_s:
+            told = _first(lambda: self._patient.pop(job.number, None), told)
         entry = Entry((_ACCEPT, row), told, file, frames if file else (), patience_s=patience_s)
         if patience_s:
             self._patient[job.number] = entry
@@ -207,15 +155,15 @@ class Journal:
         """
         lengths = lengths_of(frames)
         inline, file = self._place(number, "result", frames, lengths)
-        packed = pack_lengths(lengths) if lengths else _NO_LENGTHS
+        packed = pack_lengths(lengths) if lengths else NO_LENGTHS
         kept, large = codec.encode(request), frames if file else ()
         accepted = self._patient.pop(number, None)
         if accepted is not None and self._writer.take_back(accepted):
             _, row = accepted.statement
-            row = (*row[:5], kept, *row[6:10], _NO_LENGTHS, state, ended_at, body, packed, inline)
+            row = (*row[:5], kept, *row[6:10], NO_LENGTHS, state, ended_at, body, packed, inline)
             entry = Entry((_ACCEPT_AND_END, row), _both(accepted.told, told), file, large)
         else:
-            row = (state, ended_at, kept, _NO_LENGTHS, body, packed, inline, number)
+            row = (state, ended_at, kept, NO_LENGTHS, body, packed, inline, number)
             stale = self._stale(number, "request")
             entry = Entry((_END, row), told, file, large, stale, is_owed=True)
         self._writer.put_now(entry)
@@ -223,7 +171,7 @@ class Journal:
 
     def replace_result(self, number: int, body: bytes) -> None:
         """Put a result without frames in place of one that gave way."""
-        self._forget_by((_REPLACE, (body, _NO_LENGTHS, number)), number)
+        self._forget_by((_REPLACE, (body, NO_LENGTHS, number)), number)
 
     def taken(self, number: int, now: float, told: Told | None) -> None:
         """Write that a job's result was taken: only its id is remembered."""
@@ -292,50 +240,9 @@ def _both(accepted: Told | None, ended: Told) -> Told:
     return told
 
 
-def _recover(connection: sqlite3.Connection, directory: Path) -> tuple[Recovered, int]:
-    open_jobs: list[OpenJob] = []
-    ended: list[EndedJob] = []
-    last_number = 0
-    named: set[Path] = set()
-    for row in connection.execute(_READ):
-        accepted = Accepted(
-            *(row[0], row[1], row[3], row[4]),
-            msgspec.msgpack.decode(row[5], type=Submit),
-            *(row[6], row[7], row[8], row[9], row[10], row[11], bool(row[12])),
-        )
-        last_number = accepted.number
-        state = row[15]
-        if state == "open":
-            file = FrameFile(directory / f"{row[0]}.request", unpack_lengths(row[13]))
-            open_jobs.append(OpenJob(accepted, _frames(row[14], file)))
-            named.add(file.path)
-            continue
-        file = FrameFile(directory / f"{row[0]}.result", unpack_lengths(row[18] or _NO_LENGTHS))
-        is_inline = row[19] is not None or not file.size_bytes
-        frames = split(memoryview(row[19] or b""), file.lengths) if is_inline else ()
-        one = EndedJob(
-            accepted,
-            state,
-            *(row[16], row[17], frames, None if is_inline else file),
-        )
-        ended.append(one)
-        named.add(file.path)
-    for path in directory.iterdir():
-        # Left behind where a process died between a file and its row.
-        if path not in named:
-            path.unlink()
-    models = [
-        msgspec.msgpack.decode(spec, type=ModelSpec)
-        for (spec,) in connection.execute("SELECT spec FROM models ORDER BY name")
-    ]
-    pins = tuple(name for (name,) in connection.execute("SELECT name FROM pins"))
-    return Recovered(tuple(open_jobs), tuple(ended), tuple(models), pins), last_number
+def _first(act: Callable[[], object], then: Told) -> Told:
+    def told(error: StorageFailed | None) -> None:
+        act()
+        then(error)
 
-
-def _frames(inline: bytes | None, file: FrameFile) -> tuple[memoryview, ...] | StorageFailed:
-    if inline is not None:
-        return split(memoryview(inline), file.lengths)
-    try:
-        return file.read()
-    except StorageFailed as error:
-        return error
+    return told
