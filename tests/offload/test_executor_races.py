@@ -16,6 +16,7 @@ import pytest
 import torch
 from offload.rig import rig, simulated_device
 from offload.tiny_models import TINY_MODELS
+from torch import nn
 
 import offloadd.offload
 from offloadd.offload.accelerator.simulated import SimulatedEvent, SimulatedQueue
@@ -79,6 +80,41 @@ def test_with_all_events_nothing_races(tmp_path: Path) -> None:
     hazards, outputs = _exercise(tmp_path)
     assert hazards == []
     assert all(torch.equal(output, expected) for output in outputs)
+
+
+class _ParametersOnly(nn.Module):
+    """Ends in a layer of parameters alone, and has one of its own beside its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first = nn.Linear(32, 48)
+        self.blocks = nn.ModuleList(nn.Linear(48, 48) for _ in range(4))
+        self.scale = nn.Parameter(torch.rand(48))
+        self.norm = nn.LayerNorm(48)
+        nn.init.normal_(self.norm.weight)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * self.scale
+        normed: torch.Tensor = self.norm(x)
+        return normed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_case_48_layers_of_parameters_alone_are_waited_for_on_every_call(
+    seed: int, tmp_path: Path
+) -> None:
+    module, x = _ParametersOnly(), torch.rand(3, 32)
+    expected = module(x)
+    device = simulated_device(seed)
+    with rig(device, tmp_path) as streamed, device.watched():
+        streamed.stream("toy", module, GroupOptions("leaf_level", small_limit_bytes=0))
+        for _ in range(5):
+            assert torch.equal(module(x), expected)
+    assert [str(hazard) for hazard in device.hazards] == []
 
 
 def test_every_edge_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
