@@ -62,7 +62,7 @@ class InstantJournal:
     def end(self, *row: Any) -> None:
         row[-1](None)
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, user: str, job: str) -> None:
         pass
 
 

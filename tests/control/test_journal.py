@@ -205,6 +205,30 @@ def test_an_acceptance_that_waits_goes_with_whatever_is_written(tmp_path: Path) 
     assert [job.accepted.strikes for job in recovered.ended] == [1]
 
 
+def test_an_id_that_is_forgotten_may_be_used_at_once(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+    number = one.accept("a")
+    one.end(number)
+    one.journal.taken(number, 3000.0, None)
+    one.journal.forget(number, "7", "a")
+    again = one.accept("a")
+    one.journal.close()
+    (job,) = reopened(tmp_path).open
+    assert job.accepted.number == again
+
+
+def test_what_nobody_waits_for_is_in_nobodys_way(opened: Opened) -> None:
+    first = opened.accept("a")
+    opened.end(first)
+    told: list[StorageFailed | None] = []
+    opened.journal.taken(first, 3000.0, told.append)
+    opened.accept("b")
+    assert told == []
+    while not told:
+        opened.loop.run_one()
+    assert told == [None]
+
+
 @pytest.mark.parametrize(("waits", "is_slow"), [((5, 5), False), ((5, 6), True)])
 def test_only_a_write_that_waited_itself_shows_a_slow_disk(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, waits: tuple[int, int], is_slow: bool
@@ -239,7 +263,7 @@ def test_what_is_forgotten_is_gone(tmp_path: Path) -> None:
     one = Opened(tmp_path)
     number = one.accept("a", bytes(100_000))
     one.end(number, bytes(100_000))
-    one.journal.forget(number)
+    one.journal.forget(number, "7", "a")
     one.journal.close()
     assert reopened(tmp_path) == Recovered()
     assert list((tmp_path / FRAMES).iterdir()) == []

@@ -188,7 +188,7 @@ class Endings:
         if job is not None:
             self.table.remove(key)
             self.results.drop(key)
-            self._journal.forget(job.number)
+            self._journal.forget(job.number, job.owner.user, job.request.job)
 
 
 def _log_end(job: Job, reason: ErrorInfo | None) -> None:

@@ -29,9 +29,6 @@ from offloadd.control.journal.reading import Accepted, Recovered, read_journal
 from offloadd.control.journal.transactions import Entry, Statement, Told
 from offloadd.control.journal.writer import Loop, Writer
 
-PATIENCE_S = 0.05
-"""How long what nobody waits for does so for company; a transaction costs as much as its rows."""
-
 DATABASE = "journal.db"
 FRAMES = "frames"
 
@@ -80,6 +77,8 @@ class Journal:
         self._last_number = last_number
         self._patient: dict[int, Entry] = {}
         """Acceptances that wait for the ends of their jobs."""
+        self._forgotten: set[tuple[str, str]] = set()
+        """Users and ids of jobs whose rows are still to be removed."""
 
     @classmethod
     def open(
@@ -126,6 +125,8 @@ class Journal:
             *(codec.encode(job.request), job.digest, job.size_bytes, job.seed, job.submitted_at),
             *(pack_lengths(lengths) if lengths else NO_LENGTHS, inline),
         )
+        if (job.user, job.request.job) in self._forgotten:
+            self._writer.hurry()
         patience_s = 0.0 if file else patience_s
         if patience_s:
             told = _first(lambda: self._patient.pop(job.number, None), told)
@@ -177,9 +178,11 @@ class Journal:
         """Write that a job's result was taken: only its id is remembered."""
         self._forget_by((_TAKEN, (now, number)), number, told)
 
-    def forget(self, number: int) -> None:
-        """Remember nothing of a job."""
-        self._forget_by((_FORGET, (number,)), number)
+    def forget(self, number: int, user: str, job: str) -> None:
+        """Remember nothing of a job, so that its id may be used again."""
+        self._forgotten.add((user, job))
+        told = _first(lambda: self._forgotten.discard((user, job)))
+        self._forget_by((_FORGET, (number,)), number, told)
 
     def host_model(self, spec: ModelSpec) -> None:
         """Write down a model that came by `load`."""
@@ -208,8 +211,7 @@ class Journal:
 
     def _forget_by(self, statement: Statement, number: int, told: Told | None = None) -> None:
         files = self._stale(number, "request", "result")
-        entry = Entry(statement, told, stale_files=files, is_owed=True, patience_s=PATIENCE_S)
-        self._writer.put(entry)
+        self._writer.put_later(Entry(statement, told, stale_files=files, is_owed=True))
 
     def _stale(self, number: int, *kinds: str) -> tuple[Path, ...]:
         """The files of a job that are no longer needed; few jobs have any."""
@@ -240,9 +242,10 @@ def _both(accepted: Told | None, ended: Told) -> Told:
     return told
 
 
-def _first(act: Callable[[], object], then: Told) -> Told:
+def _first(act: Callable[[], object], then: Told | None = None) -> Told:
     def told(error: StorageFailed | None) -> None:
         act()
-        then(error)
+        if then is not None:
+            then(error)
 
     return told

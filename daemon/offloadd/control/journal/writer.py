@@ -26,6 +26,9 @@ from typing import Any, Protocol
 from offloadd.control.journal.database import Sync
 from offloadd.control.journal.transactions import Entry, Tellings, Transactions
 
+LATER_S = 0.05
+"""How long what nobody waits for does so for company; a transaction costs as much as its rows."""
+
 SLOW_S, SLOW_PERIOD_S = 0.01, 10.0
 """A write on the loop that took so long sends those of the next period to the thread."""
 
@@ -64,8 +67,9 @@ class Writer:
         self._is_sync_slow = sync == "full"
         self._loop = loop
         self._waiting: list[Entry] = []
+        self._later: list[Entry] = []
         self._gathers = self._is_urgent = self._flushes_soon = False
-        self._due_s = self._wakes_s = math.inf
+        self._due_s = self._later_due_s = self._wakes_s = math.inf
         self._since_checkpoint = 0
         self._slow_until_s = 0.0
         self._is_thread_busy = False
@@ -77,7 +81,8 @@ class Writer:
         """Write an entry soon; never waits for the disk longer than `SLOW_S`, or once."""
         self._waiting.append(entry)
         if entry.patience_s:
-            self._flush_by(time.perf_counter() + entry.patience_s)
+            self._due_s = min(self._due_s, time.perf_counter() + entry.patience_s)
+            self._set_timer()
         elif self._gathers:
             self._is_urgent = True
         elif not self._flushes_soon:
@@ -88,6 +93,18 @@ class Writer:
         """Write an entry, and what waits, before this returns, unless that may take long."""
         self._waiting.append(entry)
         self.flush()
+
+    def put_later(self, entry: Entry) -> None:
+        """Write an entry that nobody waits for: with others of its kind, and in nobody's way."""
+        self._later.append(entry)
+        if self._later_due_s == math.inf:
+            self._later_due_s = time.perf_counter() + LATER_S
+            self._set_timer()
+
+    def hurry(self) -> None:
+        """Write what was put for later before what is put from now on."""
+        self._waiting += self._later
+        self._later, self._later_due_s = [], math.inf
 
     def take_back(self, entry: Entry) -> bool:
         """Write an entry not at all; False where that comes too late."""
@@ -108,6 +125,7 @@ class Writer:
 
     def close(self) -> None:
         """Write what waits, then close the database."""
+        self.hurry()
         self._batches.put(Batch(self._taken(), checkpoint=True))
         self._batches.put(None)
         self._thread.join()
@@ -131,22 +149,32 @@ class Writer:
                 self._slow_until_s = end_s + SLOW_PERIOD_S
             _tell(tellings)
 
-    def _flush_by(self, due_s: float) -> None:
-        """Flush at that time at the latest. A timer that is too early is left to find that out."""
-        self._due_s = min(self._due_s, due_s)
-        if self._due_s < self._wakes_s:
-            self._wakes_s = self._due_s
-            self._loop.call_later(max(due_s - time.perf_counter(), 0.0), self._wake, self._due_s)
+    def _set_timer(self) -> None:
+        """See to it that what waits is written in its time.
+
+        There is one timer for all; one that is too early is left to find that out.
+        """
+        due_s = min(self._due_s, self._later_due_s)
+        if due_s < self._wakes_s:
+            self._wakes_s = due_s
+            self._loop.call_later(max(due_s - time.perf_counter(), 0.0), self._wake, due_s)
 
     def _wake(self, due_s: float) -> None:
         if due_s != self._wakes_s:
             # Another timer was set since, for an earlier time.
             return
         self._wakes_s = math.inf
-        if self._due_s <= time.perf_counter():
+        if not self._is_thread_busy:
+            self._flush_what_is_due()
+            self._set_timer()
+
+    def _flush_what_is_due(self) -> None:
+        now_s = time.perf_counter()
+        if self._later_due_s <= now_s:
+            self.hurry()
             self.flush()
-        elif self._due_s < math.inf:
-            self._flush_by(self._due_s)
+        elif self._due_s <= now_s:
+            self.flush()
 
     def _may_take_long(self, batch: Sequence[Entry]) -> bool:
         return (
@@ -170,7 +198,9 @@ class Writer:
 
     def _thread_is_done(self) -> None:
         self._is_thread_busy = False
+        self._flush_what_is_due()
         self.flush()
+        self._set_timer()
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
