@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Sequence
 from offload_protocol import codec
 from offload_protocol.errors import (
     Cancelled,
-    DeadlineExceeded,
     ErrorCode,
     IdConflict,
     OffloadError,
@@ -27,6 +26,7 @@ from offload_protocol.errors import (
 from offload_protocol.messages import Submit
 from offloadd.channel.messages import DeviceReport, JobEnded, JobParked, JobProgressed, JobStays
 from offloadd.control.jobs.admission import Admission
+from offloadd.control.jobs.deadlines import Deadlines
 from offloadd.control.jobs.endings import Endings, Watchers
 from offloadd.control.jobs.estimates import steps_of
 from offloadd.control.jobs.jobs import Fingerprint, Job, Owner, check_id, fingerprint, job_key
@@ -76,6 +76,7 @@ class Dispatcher:
             *(scheduler, self.table, self.turns, models, admission, self._places),
             *(clock, watchers, self._finish),
         )
+        self._deadlines = Deadlines(scheduler, self.table, self.turns, self.cancel)
         self._refusal: OffloadError | None = None
 
     @property
@@ -267,29 +268,10 @@ class Dispatcher:
     def tick(self) -> None:
         """Enforce deadlines, forget what is old, tell who has moved up in the queue."""
         now_s = self._clock()
-        for key in self._scheduler.expired(now_s):
-            job = self.table.get(key)
-            if job is not None:
-                waited_s = job.request.queue_timeout_s
-                reason = DeadlineExceeded(
-                    f"the job waited longer than {waited_s} s",
-                    hint="allow more as queue_timeout_s, or ask when fewer jobs wait",
-                )
-                self.cancel(job, reason)
-        self._stop_overdue(now_s)
+        self._deadlines.enforce(now_s)
         self._endings.forget_old(now_s)
         self._starts.start_next()
         self._places.tell(self.turns.running)
-
-    def _stop_overdue(self, now_s: float) -> None:
-        for job in self.turns.going():
-            run_s = job.request.run_timeout_s
-            if run_s is not None and job.device_s(now_s) >= run_s and not job.stopping:
-                reason = DeadlineExceeded(
-                    f"the job had the device for longer than {run_s} s",
-                    hint="allow more as run_timeout_s, or draw smaller or with fewer steps",
-                )
-                self.cancel(job, reason)
 
     # --- states ---------------------------------------------------------------------------------
 
