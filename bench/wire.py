@@ -8,7 +8,8 @@ processes and one written row can cost (`floor`, see `wire_servers.py`), and wit
 behind uvicorn and Starlette (unix socket) and behind LitServe (loopback), so that what else the
 machine does meets all of them. `p50_s` is `Client.generate`, from the call to its result;
 `wire_p50_s` the same by a bare DEALER that speaks the protocol. HTTP is asked over one kept-alive
-connection of the standard library. Then many clients at once, large results, and an idle client.
+connection of the standard library. Then what a job costs each process in processor time, which says
+more than the clock where other programs run; many clients at once, large results, an idle client.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def main() -> int:
         echo = Echo(context, echo_at)
         stack.callback(echo.socket.close)
         figures |= _round_trips(options.quick, endpoint, echo, directory)
+        figures |= _processor_time(options.quick, endpoint, psutil.Process(pid))
         figures |= many_clients(context, endpoint, pid, options.quick)
         figures |= beside_large_results(context, endpoint, echo, options.quick)
         figures |= _an_idle_client(endpoint)
@@ -112,6 +114,21 @@ def _round_trips(quick: bool, endpoint: str, echo: Echo, directory: Path) -> Fig
         figures[f"p50_over_{name}"] = figures["p50_s"] / figures[f"{name}_p50_s"]
     figures["wire_p50_over_echo"] = figures["wire_p50_s"] / figures["echo_p50_s"]
     return figures
+
+
+def _processor_time(quick: bool, endpoint: str, daemon: psutil.Process) -> Figures:
+    """Seconds of processor that a job by `Client.generate` takes in each of the three processes."""
+    jobs = 1000 if quick else 5000
+    (worker,) = daemon.children()
+    processes = {"client": psutil.Process(), "daemon": daemon, "worker": worker}
+    with Client(endpoint, program="bench") as client:
+        before_s = {name: sum(one.cpu_times()[:2]) for name, one in processes.items()}
+        for _ in range(jobs):
+            client.generate("noop", "a red circle on a white background")
+        return {
+            f"{name}_cpu_s": (sum(one.cpu_times()[:2]) - before_s[name]) / jobs
+            for name, one in processes.items()
+        }
 
 
 def _alternate(
