@@ -22,7 +22,7 @@ else
 WANTED := '--extra-index-url $(CPU_INDEX)' '$(CPU_TORCH)'
 KEEPS_CHOICE := grep -qs '^\# chosen'
 endif
-EXTRAS := daemon,dev
+EXTRAS := daemon,dev,quantization
 # How many test processes run side by side; 0 for one process, in which a debugger works.
 SIDE_BY_SIDE ?= logical
 

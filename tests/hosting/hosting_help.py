@@ -92,9 +92,13 @@ def new_device_host(accelerator: Accelerator) -> DeviceHost:
     return DeviceHost(accelerator, cache_directory, ArenaClient.alone(reader), reader)
 
 
-@cache
 def device_host(device: torch.device = CPU) -> DeviceHost:
     """One for all tests that do not need another."""
+    return _only_device_host(device)
+
+
+@cache
+def _only_device_host(device: torch.device) -> DeviceHost:
     return new_device_host(accelerator_for(device))
 
 

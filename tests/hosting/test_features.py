@@ -29,6 +29,7 @@ def test_a_feature_of_the_whole_model_goes_to_the_components_that_have_it(
     ("options", "named"),
     [
         ({"offload": {"mode": "none", "attention_backend": "native"}}, "takes no backend"),
+        ({"components": {"vae": {"attention_backend": "nonsense"}}}, "takes no backend"),
         ({"components": {"unet": {"mode": "none", "tiling": True}}}, "UNet2DConditionModel"),
         ({"components": {"text_encoder": {"channels_last": True}}}, "four dimensions"),
         ({"components": {"vae": {"compile": "regional"}}}, "no blocks that repeat"),

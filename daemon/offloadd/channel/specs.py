@@ -27,6 +27,14 @@ Task = Literal[
 ]
 
 
+class QuantizationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What weights are quantised to when a model is loaded, and which are left alone."""
+
+    type: Literal["int8", "float8"]
+    skip: list[str] = []
+    """Parts of module paths, as the library's `modules_to_not_convert`."""
+
+
 class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one component, or a whole pipeline, is offloaded.
 
@@ -41,6 +49,8 @@ class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What large layers are stored and moved in; they are cast back for each use."""
     storage_skip: list[str] | None = None
     """Regular expressions searched for in module paths: what `storage_dtype` leaves alone."""
+    quantization: QuantizationSpec | None = None
+    """What linear layers are quantised to when it is loaded; they compute with it as it is."""
     tiling: bool = False
     """An autoencoder decodes in overlapping tiles."""
     slicing: bool = False
@@ -201,7 +211,11 @@ def keep_alive_s(value: Any) -> float:
 
 
 def _offload_data(value: Any) -> Any:
-    return {"mode": value} if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"mode": value}
+    if isinstance(value, Mapping) and isinstance(value.get("quantization"), str):
+        return {**value, "quantization": {"type": value["quantization"]}}
+    return value
 
 
 def _check_modes(name: str, data: Mapping[str, Any]) -> None:
@@ -251,6 +265,12 @@ def _check_offload(name: str, place: str, offload: OffloadSpec) -> None:
         raise InvalidRequest(
             f"model {name!r}: storage_skip of {place} needs storage_dtype",
             hint="set storage_dtype, or leave storage_skip out",
+        )
+    if offload.quantization is not None and offload.storage_dtype is not None:
+        raise InvalidRequest(
+            f"model {name!r}: quantization and storage_dtype of {place} both say what weights are "
+            "stored in",
+            hint="leave one of them out",
         )
     if offload.num_blocks_per_group is not None and offload.num_blocks_per_group < 1:
         raise InvalidRequest(f"model {name!r}: num_blocks_per_group of {place} is below 1")

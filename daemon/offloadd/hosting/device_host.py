@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from offload_protocol.errors import OutOfMemory
+from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading.parts import Source
 from offloadd.hosting.loading.weights import Weights
 from offloadd.hosting.packs.packs import Packs
@@ -159,6 +160,9 @@ class Supplier:
 
     def casting(self, component: str) -> Casting | None:
         return casting_of(self.plan[component])
+
+    def quantization(self, component: str) -> QuantizationSpec | None:
+        return self.plan[component].quantization
 
     def open(self, files: ComponentFiles, weights: Weights, watch: Callable[[], None]) -> Source:
         index, layout, names = weights.index, weights.layout, weights.names

@@ -18,6 +18,11 @@ def load_config(kind: type[Any], directory: Path) -> Any:
     return kind.load_config(directory, local_files_only=True)
 
 
+def without(config: Any, key: str) -> Any:
+    """The configuration without one of its settings."""
+    return {name: value for name, value in config.items() if name != key}
+
+
 def construct(kind: type[Any], config: Any, directory: Path, dtype: torch.dtype) -> nn.Module:
     """Call the constructor."""
     module = kind.from_config(config)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
+from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading.plain_loading import UNFIT, unfit
 from offloadd.hosting.loading.skeletons import NotReproducible, build_skeleton
 from offloadd.hosting.loading.stand_ins import class_to_build
@@ -52,6 +53,8 @@ class Supply(Protocol):
 
     def casting(self, component: str) -> Casting | None: ...
 
+    def quantization(self, component: str) -> QuantizationSpec | None: ...
+
     def open(self, files: ComponentFiles, weights: Weights, watch: Callable[[], None]) -> Source:
         """A component's weights, or its buffers, from memory or from the files that hold them."""
         ...
@@ -87,9 +90,10 @@ def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Par
     assert checkpoint is not None  # the caller has looked
     kind = component_class(name, files.library, files.class_name)
     packs, casting = supply.packs(name), supply.casting(name)
+    quantization = supply.quantization(name)
     try:
         built = class_to_build(name, kind, files.directory)
-        skeleton = build_skeleton(built, files.directory, checkpoint, dtype)
+        skeleton = build_skeleton(built, files.directory, checkpoint, dtype, quantization)
     except NotReproducible as reason:
         raise ModelLoadFailed(
             f"component {name!r} cannot be hosted: {reason}",
@@ -101,7 +105,10 @@ def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Par
     module = skeleton.module
     if skeleton.names is None:
         wanted = unmatched_weights(module, checkpoint, casting)
-        return Part(files, module, wanted, packs.order("load", files, wanted, dtype), True)
+        order = packs.order(
+            "load", files, wanted, dtype, quantization if skeleton.quantised else None
+        )
+        return Part(files, module, wanted, order, True)
     wanted = match_weights(module, skeleton.names, checkpoint, casting)
     if wanted.is_direct:
         return Part(files, module, wanted)

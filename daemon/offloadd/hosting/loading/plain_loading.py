@@ -14,6 +14,10 @@ import torch
 from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
+from offloadd.channel.specs import QuantizationSpec
+from offloadd.hosting.loading.stand_ins import class_to_build
+from offloadd.hosting.quantization.gguf_files import load_gguf
+from offloadd.hosting.quantization.library import settings_for
 from offloadd.hosting.sources.classes import component_class
 
 _log = logging.getLogger(__name__)
@@ -29,10 +33,15 @@ def load_plain(
     directory: Path,
     variant: str | None,
     dtype: torch.dtype,
+    quantization: QuantizationSpec | None = None,
 ) -> nn.Module:
     """The module with its weights; raises `ModelLoadFailed` with the component's name."""
     kind = component_class(component, library, class_name)
+    more: dict[str, Any] = {}
     try:
+        if quantization is not None:
+            built = class_to_build(component, kind, directory)
+            more["quantization_config"] = settings_for(built, quantization)
         module, news = kind.from_pretrained(
             str(directory),
             dtype=dtype,
@@ -40,12 +49,34 @@ def load_plain(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            **more,
         )
     except UNFIT as error:
         raise unfit(component, class_name, directory, error) from error
     _check_complete(component, class_name, directory, module, news)
     made: nn.Module = module.eval()
     return made
+
+
+def load_from_gguf(
+    component: str,
+    library: str,
+    class_name: str,
+    directory: Path,
+    weights: Path,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """The module with the weights of a GGUF file; `directory` holds its configuration.
+
+    Raises `ModelLoadFailed` with the component's name.
+    """
+    try:
+        kind = class_to_build(component, component_class(component, library, class_name), directory)
+        module = load_gguf(kind, weights, directory, dtype)
+    except UNFIT as error:
+        raise unfit(component, class_name, weights, error) from error
+    _check_complete(component, class_name, weights, module, {})
+    return module
 
 
 def unfit(

@@ -19,8 +19,11 @@ from diffusers import ModelMixin
 from torch import nn
 from transformers import PreTrainedModel
 
+from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading import diffusers_skeletons, transformers_skeletons
 from offloadd.hosting.loading.stand_ins import loads_in_its_own_way
+from offloadd.hosting.quantization.gguf_files import blank_from_gguf, is_gguf
+from offloadd.hosting.quantization.library import quantise_blank, settings_for
 from offloadd.offload.weights.forms import DTYPES
 from offloadd.store.index import CheckpointIndex
 
@@ -41,24 +44,34 @@ class Skeleton:
 
     `names` gives, for each tensor of the module that the checkpoint holds, the checkpoint's name;
     None if values have to be converted on the way, or may be: then they are what the class's own
-    `from_pretrained` gives, and so are its buffers, some of which may be on meta.
+    `from_pretrained` gives, and so are its buffers, some of which may be on meta. `quantised`
+    counts the weights that are; their values are converted on the way.
     """
 
     module: nn.Module
     names: Mapping[str, str] | None
+    quantised: int = 0
 
 
 def build_skeleton(
-    kind: type[Any], directory: Path, index: CheckpointIndex, dtype: torch.dtype
+    kind: type[Any],
+    directory: Path,
+    index: CheckpointIndex,
+    dtype: torch.dtype,
+    quantization: QuantizationSpec | None = None,
 ) -> Skeleton:
     """Build a class of diffusers or transformers from its configuration.
 
+    With a quantization its weights are those that quantising leaves, where it has any to quantise.
     Raises `NotReproducible`, and whatever the configuration makes the constructor raise.
     """
+    if is_gguf(index.location):
+        return _from_gguf(kind, directory, index, dtype)
     library = _library(kind)
     config = library.load_config(kind, directory)
-    if config_value(config, _QUANTIZATION) is not None:
-        raise NotReproducible(f"{directory} holds quantised weights")
+    saved = config_value(config, _QUANTIZATION)
+    if saved is not None:
+        config = library.without(config, _QUANTIZATION)
     with torch.random.fork_rng(devices=[]), _default_dtype(dtype), parameters_on_meta():
         module = library.construct(kind, config, directory, dtype)
     names = library.checkpoint_names(module, index)
@@ -73,7 +86,57 @@ def build_skeleton(
             module.get_submodule(path)._buffers[attribute] = buffer.to(rule(name, buffer.dtype))
     # A buffer on meta is one that the constructor computes from weights.
     needs_loading = loads_in_its_own_way(kind) or any(one.is_meta for one in module.buffers())
-    return Skeleton(module.eval(), None if needs_loading else names)
+    quantised = _quantise(kind, module, saved, quantization)
+    if quantization is not None and not quantised:
+        # Asking has marked the module as a quantised one.
+        return build_skeleton(kind, directory, index, dtype)
+    return Skeleton(module.eval(), None if needs_loading or quantised else names, quantised)
+
+
+def quantised_skeleton(
+    kind: type[Any],
+    directory: Path,
+    index: CheckpointIndex,
+    dtype: torch.dtype,
+    quantization: QuantizationSpec | None,
+) -> Skeleton:
+    """What `build_skeleton` gives, with buffers on meta too: for sizes alone.
+
+    Nothing of the process is changed, so that other threads may compute meanwhile. Raises as
+    `build_skeleton` does, and what a constructor raises that cannot do without values.
+    """
+    library = _library(kind)
+    config = library.load_config(kind, directory)
+    saved = config_value(config, _QUANTIZATION)
+    if saved is not None:
+        config = library.without(config, _QUANTIZATION)
+    with torch.device("meta"):
+        module = library.construct(kind, config, directory, torch.float32)
+    names = library.checkpoint_names(module, index) or {}
+    there = {name: DTYPES[index.tensors[one].spec.dtype] for name, one in names.items()}
+    cast = library.dtype_rule(module, dtype, there)
+    _set_dtypes(module, lambda name, built: cast(name, dtype))
+    return Skeleton(module, None, _quantise(kind, module, saved, quantization))
+
+
+def _from_gguf(
+    kind: type[Any], directory: Path, index: CheckpointIndex, dtype: torch.dtype
+) -> Skeleton:
+    if not hasattr(kind, "from_single_file"):
+        raise NotReproducible(f"diffusers loads no {kind.__name__} from a GGUF file")
+    return Skeleton(
+        blank_from_gguf(kind, directory, index, dtype), None, quantised=len(index.metadata)
+    )
+
+
+def _quantise(
+    kind: type[Any], module: nn.Module, saved: Any, quantization: QuantizationSpec | None
+) -> int:
+    """Quantise as the configuration says, or as is asked for; says how many weights."""
+    if saved is None and quantization is None:
+        return 0
+    settings = saved if quantization is None else settings_for(kind, quantization)
+    return quantise_blank(module, settings, is_stored=saved is not None)
 
 
 def config_value(config: Any, key: str) -> Any:

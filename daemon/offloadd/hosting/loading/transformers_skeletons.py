@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from offloadd.store.index import CheckpointIndex
 def load_config(kind: type[Any], directory: Path) -> Any:
     """The configuration as an object of the class that goes with the model's."""
     return kind.config_class.from_pretrained(directory, local_files_only=True)
+
+
+def without(config: Any, key: str) -> Any:
+    """The configuration without one of its settings."""
+    less = copy(config)
+    delattr(less, key)
+    return less
 
 
 def construct(kind: type[Any], config: Any, directory: Path, dtype: torch.dtype) -> nn.Module:

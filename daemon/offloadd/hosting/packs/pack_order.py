@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from offload_protocol.messages import ErrorInfo
+from offloadd.channel.specs import QuantizationSpec
 from offloadd.store.arena.key import extent_key
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.layout import Layout, TensorSpec, lay_out
@@ -36,7 +37,8 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     With `cast`, the files at `location` have these tensors under `names` and only their dtypes
     differ; with `load` the class's own `from_pretrained` reads them, with `dtype`; with `unpickle`
-    the files are pickles, all of whose tensors are taken as they are. A tensor named in `through`
+    the files are pickles, all of whose tensors are taken as they are. With `quantization` loading
+    quantises. A tensor named in `through`
     is rounded to that dtype first. `files` are the weight files that it is made from.
     """
 
@@ -53,6 +55,7 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
     units: list[PackedUnit] = msgspec.field(default_factory=list)
     names: dict[str, str] = msgspec.field(default_factory=dict)
     through: dict[str, str] = msgspec.field(default_factory=dict)
+    quantization: QuantizationSpec | None = None
 
     def layout(self) -> Layout:
         """The layout that the pack is to serve."""

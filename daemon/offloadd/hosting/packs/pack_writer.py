@@ -24,6 +24,7 @@ from offload_protocol.errors import ModelLoadFailed, OffloadError, OutOfMemory
 from offloadd.hosting.packs.pack_order import PackAnswer, PackOrder
 from offloadd.offload.host_memory import view_of
 from offloadd.offload.weights.forms import DTYPE_NAMES, DTYPES
+from offloadd.offload.weights.packed import packed_form
 from offloadd.store.checkpoint_source import CheckpointSource
 from offloadd.store.index import read_checkpoint
 from offloadd.store.layout import TensorSlot, TensorSpec, lay_out
@@ -95,18 +96,20 @@ def _cast_entry(
 
 
 def _write_loaded(order: PackOrder) -> None:
-    from offloadd.hosting.loading.plain_loading import load_plain
-
-    module = load_plain(
-        order.component,
-        order.library,
-        order.class_name,
-        Path(order.directory),
-        order.variant,
-        getattr(torch, order.dtype),
-    )
+    module = _loaded(order)
     entries = [*_loaded_weights(order, module), *_loaded_buffers(module)]
     write_pack(Path(order.path), entries, pack_metadata(order.files))
+
+
+def _loaded(order: PackOrder) -> torch.nn.Module:
+    from offloadd.hosting.loading.plain_loading import load_from_gguf, load_plain
+    from offloadd.hosting.quantization.gguf_files import is_gguf
+
+    what = (order.component, order.library, order.class_name, Path(order.directory))
+    weights, dtype = Path(order.location), getattr(torch, order.dtype)
+    if is_gguf(weights):
+        return load_from_gguf(*what, weights, dtype)
+    return load_plain(*what, order.variant, dtype, order.quantization)
 
 
 def _loaded_weights(order: PackOrder, module: torch.nn.Module) -> Iterator[PackEntry]:
@@ -122,7 +125,7 @@ def _loaded_weights(order: PackOrder, module: torch.nn.Module) -> Iterator[PackE
         )
     for name, slot in wanted.items():
         tensor = tensors.get(name)
-        found = None if tensor is None else (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape))
+        found = None if tensor is None else _stored_as(tensor)
         expected = order.through.get(name, slot.spec.dtype)
         if tensor is None or found != (expected, slot.spec.shape):
             raise ModelLoadFailed(
@@ -175,7 +178,18 @@ def _refused(path: Path, why: str) -> ModelLoadFailed:
     )
 
 
+def _stored_as(tensor: torch.Tensor) -> tuple[str | None, tuple[int, ...]]:
+    packed = packed_form(tensor)
+    if packed is not None:
+        spec = packed.spec("")
+        return spec.dtype, spec.shape
+    return DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)
+
+
 def _entry(spec: TensorSpec, tensor: torch.Tensor) -> PackEntry:
+    packed = packed_form(tensor)
+    if packed is not None:
+        return PackEntry(spec, lambda: _bytes_of(packed.stored(tensor)))
     return PackEntry(spec, lambda: _bytes_of(tensor.to(DTYPES[spec.dtype])))
 
 

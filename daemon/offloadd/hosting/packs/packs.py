@@ -23,6 +23,7 @@ import transformers
 
 from offload_protocol.codec import to_exception
 from offload_protocol.errors import InternalError, ModelLoadFailed
+from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading.weights import Weights
 from offloadd.hosting.packs.pack_order import (
     PackAnswer,
@@ -31,6 +32,7 @@ from offloadd.hosting.packs.pack_order import (
     pack_prefix,
     packed_units,
 )
+from offloadd.hosting.quantization.library import library_version
 from offloadd.hosting.sources.dtypes import dtype_name
 from offloadd.store.index import CheckpointIndex, ComponentFiles, read_checkpoint
 from offloadd.store.index.pipeline import Recall, nothing_recalled
@@ -52,16 +54,18 @@ class Packs:
         files: ComponentFiles,
         weights: Weights,
         dtype: torch.dtype,
+        quantization: QuantizationSpec | None = None,
     ) -> PackOrder:
         """The order for a component's weights in the dtypes of their layout.
 
         `cast` where the files have every tensor, `load` where only the class's `from_pretrained`
-        can read them.
+        can read them, or is to quantise them.
         """
         names, through = dict(weights.names), dict(weights.through)
         about = [how, files.library, files.class_name, repr(sorted(through.items()))]
         if how == "load":
             about += [dtype_name(dtype), *_loaders(files.directory)]
+            about += [repr(quantization), library_version()]
         key = pack_key(weights.index, weights.layout, names, about)
         name = f"{pack_prefix(files.directory)}-{key}.safetensors"
         return PackOrder(
@@ -78,6 +82,7 @@ class Packs:
             units=packed_units(weights.layout),
             names=names,
             through=through,
+            quantization=quantization,
         )
 
 

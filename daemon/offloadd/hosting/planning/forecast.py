@@ -219,14 +219,16 @@ def _grouping(files: ComponentFiles, description: Description, settings: Setting
     checkpoint = files.checkpoint
     assert checkpoint is not None  # the caller has looked
     kind = component_class(files.name, files.library, files.class_name)
+    offload = settings[files.name]
     try:
-        skeleton = build_skeleton(kind, files.directory, checkpoint, description.dtype)
+        skeleton = build_skeleton(
+            kind, files.directory, checkpoint, description.dtype, offload.quantization
+        )
     except NotReproducible as reason:
         raise InvalidRequest(
             f"component {files.name!r} cannot be planned from its files' headers: {reason}",
             hint="load the model, and look at `offloadctl ps`",
         ) from None
-    offload = settings[files.name]
     return group_module(skeleton.module, group_options(offload), casting_of(offload))
 
 

@@ -19,20 +19,20 @@ from offloadd.channel.messages import ModelDescribed, ParameterInfo
 from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.placing.auto import choose_offload
 from offloadd.hosting.placing.offload_plan import Plan, check_settings, make_plan, setting_notes
+from offloadd.hosting.quantization.components import check_quantised, quantised_bytes
+from offloadd.hosting.quantization.gguf_files import is_gguf
 from offloadd.hosting.sources.adapter_files import check_adapters
 from offloadd.hosting.sources.classes import component_class, pipeline_class
+from offloadd.hosting.sources.component_config import read_config
 from offloadd.hosting.sources.dtypes import choose_dtype, dtype_name, loaded_bytes
 from offloadd.hosting.sources.signatures import Parameter, call_parameters
 from offloadd.hosting.sources.sources import source_directory
 from offloadd.hosting.sources.tasks import check_components, class_for_task
 from offloadd.store.index import CheckpointIndex, ComponentFiles, PipelineFiles, inspect_pipeline
 from offloadd.store.index.pipeline import Recall, Unpickle, nothing_recalled
-from offloadd.store.index.strict_json import parse_object
-from offloadd.store.index.weight_file import read_small_file, refuse
 
 _log = logging.getLogger(__name__)
 
-_CONFIG_LIMIT_BYTES = 10_000_000
 _DEFAULT_MULTIPLE = 8
 """What the pipelines of diffusers demand whatever their autoencoder does."""
 
@@ -144,12 +144,13 @@ def describe(
     for component in files.components:
         component_class(component.name, component.library, component.class_name)
     weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
-    _check_plain(files)
     check_settings(spec, weighty)
+    quantised = check_quantised(spec, files)
     check_adapters(spec, kind, weighty)
     for note in setting_notes(spec):
         _log.warning("model=%s: %s", spec.name, note)
-    dtype = choose_dtype(spec.dtype, weighty.values(), on_cpu)
+    plain = [one for one in weighty.values() if not is_gguf(one.location)]
+    dtype = choose_dtype(spec.dtype, plain or weighty.values(), on_cpu)
     return Description(
         spec=spec,
         files=files,
@@ -157,25 +158,9 @@ def describe(
         parameters=call_parameters(kind),
         takes_generator="generator" in inspect.signature(kind.__call__).parameters,
         size_multiple=_size_multiple(files),
-        component_bytes={name: loaded_bytes(one, dtype) for name, one in weighty.items()},
+        component_bytes={name: loaded_bytes(one, dtype) for name, one in weighty.items()}
+        | quantised_bytes(spec, files, quantised, dtype),
     )
-
-
-def _check_plain(files: PipelineFiles) -> None:
-    """Raise `ModelLoadFailed` for weights that only a quantiser's own classes can compute with."""
-    for one in files.components:
-        found = _config(one.directory).get("quantization_config") if one.checkpoint else None
-        if isinstance(found, dict):
-            method = str(found.get("quant_method") or "an unnamed method")[:100]
-            raise refuse(
-                one.directory,
-                f"holds weights quantised by {method}, which are not hosted",
-                "take the model's plain weights; storage_dtype = "
-                '"float8_e4m3fn" stores and moves them in 8 bits',
-                kind="quantised",
-                component=one.name,
-                found=method,
-            )
 
 
 def _class_name(spec: ModelSpec, files: PipelineFiles) -> str:
@@ -185,7 +170,7 @@ def _class_name(spec: ModelSpec, files: PipelineFiles) -> str:
 
 
 def _size_multiple(files: PipelineFiles) -> int:
-    configs = {one.name: _config(one.directory) for one in files.components if one.checkpoint}
+    configs = {one.name: read_config(one.directory) for one in files.components if one.checkpoint}
     autoencoder = configs.get("vae") or configs.get("vqvae") or configs.get("movq") or {}
     factor = _shrinking(autoencoder)
     patch = configs.get("transformer", {}).get("patch_size") or 1
@@ -204,13 +189,3 @@ def _shrinking(autoencoder: Mapping[str, Any]) -> int:
         if isinstance(widths, list) and 1 <= len(widths) <= 10:
             return int(2 ** (len(widths) - 1))
     return 1
-
-
-def _config(directory: Any) -> dict[str, Any]:
-    path = directory / "config.json"
-    if not path.exists():
-        return {}
-    try:
-        return parse_object(read_small_file(path, _CONFIG_LIMIT_BYTES))
-    except ValueError as error:
-        raise refuse(path, f"is not a sound configuration: {error}", "download it again") from None

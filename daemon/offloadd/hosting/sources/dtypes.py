@@ -26,12 +26,17 @@ def choose_dtype(wanted: str, checkpoints: Iterable[CheckpointIndex], on_cpu: bo
     stored: Counter[str] = Counter()
     for checkpoint in checkpoints:
         for place in checkpoint.tensors.values():
-            if place.spec.dtype in _FLOATS:
+            if place.spec.dtype in _FLOATS and not is_of_quantised(place.spec.name):
                 stored[place.spec.dtype] += place.spec.size_bytes
     if not stored or stored.most_common(1)[0][0] == "F64":
         return torch.float32
     dtype = _STORED.get(stored.most_common(1)[0][0], torch.bfloat16)
     return torch.float32 if on_cpu and dtype == torch.float16 else dtype
+
+
+def is_of_quantised(name: str) -> bool:
+    """Whether a tensor is part of a quantised weight, as torchao's safetensors files name these."""
+    return name.rpartition(".")[2].startswith("_weight_")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -22,6 +22,7 @@ from offloadd.offload.adapters.adapters import rolled_back
 from offloadd.offload.component import Component
 from offloadd.offload.grouping.grouping import TensorRef
 from offloadd.offload.host_memory import view_of
+from offloadd.offload.weights.packed import PackedForm
 from offloadd.store.derived_source import DerivedSource, Range
 
 
@@ -129,6 +130,11 @@ def _merged(
         if (id(base), attribute) in refs
     }
     for tensor in mine.values():
+        if isinstance(tensor.form, PackedForm):
+            raise InvalidRequest(
+                f"`{tensor.spec.name}` is quantised, and adapters cannot be fused into it",
+                hint="use the adapter unfused, or host the component without quantization",
+            )
         if tensor.form is None or tensor.form.dtype != tensor.spec.dtype:
             raise InvalidRequest(
                 f"`{tensor.spec.name}` is stored in {tensor.spec.dtype}, which adapters cannot be "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offloadd.offload.weights.forms import Form
+from offloadd.offload.weights.packed import PackedForm
 from offloadd.store.layout import Layout, TensorSpec, align
 
 
@@ -28,7 +29,7 @@ class TensorRef:
     kind: Literal["parameter", "buffer"]
     spec: TensorSpec
     size_bytes: int
-    form: Form | None
+    form: Form | PackedForm | None
     aliases: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from torch import nn
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.offload.weights.absent import AbsentWeight
 from offloadd.offload.weights.forms import DTYPE_NAMES, Form, form_of
+from offloadd.offload.weights.packed import PackedForm, packed_form
 from offloadd.store.layout import TensorSpec
 
 Kind = Literal["parameter", "buffer"]
@@ -35,7 +36,7 @@ class OwnedTensor:
     kind: Kind
     spec: TensorSpec
     size_bytes: int
-    form: Form | None
+    form: Form | PackedForm | None
     aliases: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -69,6 +70,13 @@ def owned_tensors(module: nn.Module) -> tuple[OwnedTensor, ...]:
             known.aliases.append((path, attribute))
             continue
         name = dotted(path, attribute)
+        packed = packed_form(tensor) if kind == "parameter" else None
+        if packed is not None:
+            spec = packed.spec(name)
+            record = OwnedTensor(path, attribute, kind, spec, spec.size_bytes, packed)
+            owned.append(record)
+            by_object[id(placed)] = record
+            continue
         _check_movable(name, kind, tensor)
         sharing = storages.setdefault(tensor.untyped_storage()._cdata, [])
         twin = _twin(name, tensor, sharing)

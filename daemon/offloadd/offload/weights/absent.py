@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from offloadd.offload.weights.packed import memory_of
+
 Place = tuple[str, str]
 """A module path and the name of one of its parameters."""
 
@@ -96,7 +98,7 @@ def _with_real_weights(
             place = weight._place
             if place not in real:
                 real[place] = readings.enter_context(weight._reader.reading(place))
-                borrowed.add(real[place].untyped_storage().data_ptr())
+                borrowed.update(_memory(real[place]))
             # What is no tensor cannot be copied afterwards.
             return real[place].clone() if func in _GIVES_MEMORY_AWAY else real[place]
 
@@ -106,10 +108,14 @@ def _with_real_weights(
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_meta or tensor.layout is not torch.strided:
                 return tensor
-            shares = tensor.untyped_storage().data_ptr() in borrowed
+            shares = not borrowed.isdisjoint(_memory(tensor))
             return tensor.detach().clone() if shares else tensor
 
         return tree_map_only(torch.Tensor, keep, result)
+
+
+def _memory(tensor: torch.Tensor) -> set[int]:
+    return {one.untyped_storage().data_ptr() for one in memory_of(tensor)}
 
 
 def _flat(out: Any) -> tuple[Any, ...]:

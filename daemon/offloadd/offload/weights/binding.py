@@ -20,6 +20,7 @@ from torch import nn
 from offloadd.offload.grouping.grouping import Group, TensorRef
 from offloadd.offload.weights.absent import WeightReader, absent_weight
 from offloadd.offload.weights.forms import Form, stored_form
+from offloadd.offload.weights.packed import PackedForm
 from offloadd.offload.weights.scratch import Scratch
 from offloadd.store.layout import Layout
 
@@ -56,7 +57,7 @@ class _Weight:
     places: tuple[_Place, ...]
     start_bytes: int
     stored: Form
-    form: Form
+    form: Form | PackedForm
     converted_at: int | None
     absent: nn.Parameter
 
@@ -236,7 +237,7 @@ def _weight(
         form=form,
         converted_at=converted_at,
         absent=absent_weight(
-            form.blank(),
+            form.face() if isinstance(form, PackedForm) else form.blank(),
             tensor.places[0],
             reader,
             requires_grad=held is not None and held.requires_grad,
@@ -244,5 +245,5 @@ def _weight(
     )
 
 
-def _piece(memory: torch.Tensor, start_bytes: int, form: Form) -> torch.Tensor:
+def _piece(memory: torch.Tensor, start_bytes: int, form: Form | PackedForm) -> torch.Tensor:
     return memory[start_bytes : start_bytes + form.size_bytes]

@@ -59,18 +59,18 @@ def read_weight_file(path: Path) -> FileContents:
     it says; `StorageFailed` when the disk fails.
     """
     try:
-        with closing(_open(path)) as raw:
+        with closing(open_regular(path)) as raw:
             return _read(path, raw)
     except BadHeader as error:
-        raise _bad_header(path, error) from None
+        raise told_of(path, error) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_small_file(path: Path, limit_bytes: int) -> bytes:
     """A text file that belongs to a model, whole; the same refusals as `read_weight_file`."""
     try:
-        with closing(_open(path)) as raw:
+        with closing(open_regular(path)) as raw:
             size = os.fstat(raw.fileno()).st_size
             if size > limit_bytes:
                 raise refuse(
@@ -80,11 +80,11 @@ def read_small_file(path: Path, limit_bytes: int) -> bytes:
                     expected=limit_bytes,
                     found=size,
                 )
-            return _exactly(raw, size)
+            return exactly(raw, size)
     except BadHeader as error:
-        raise _bad_header(path, error) from None
+        raise told_of(path, error) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def refuse(
@@ -98,7 +98,8 @@ def refuse(
     return ModelLoadFailed(about, hint=hint, details=facts)
 
 
-def _open(path: Path) -> FileIO:
+def open_regular(path: Path) -> FileIO:
+    """Open a file for reading; refuses what is none. Raises `ModelLoadFailed`, `OSError`."""
     # O_NONBLOCK: a FIFO under this name must be refused, not waited on.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
@@ -112,7 +113,7 @@ def _open(path: Path) -> FileIO:
 def _read(path: Path, raw: FileIO) -> FileContents:
     identity = FileIdentity.of(os.fstat(raw.fileno()))
     size = identity.size_bytes
-    head = _exactly(raw, min(HEAD_BYTES, size))
+    head = exactly(raw, min(HEAD_BYTES, size))
     imposter = recognise(head, size)
     if imposter is not None:
         raise refuse(
@@ -125,7 +126,7 @@ def _read(path: Path, raw: FileIO) -> FileContents:
         )
     length = header_length(head, size)
     raw.seek(LENGTH_BYTES)
-    header = parse_header(_exactly(raw, length), size)
+    header = parse_header(exactly(raw, length), size)
     return _contents(IndexedFile(path, identity), header)
 
 
@@ -141,7 +142,8 @@ def _contents(file: IndexedFile, header: Header) -> FileContents:
     )
 
 
-def _exactly(raw: FileIO, size_bytes: int) -> bytes:
+def exactly(raw: FileIO, size_bytes: int) -> bytes:
+    """So many bytes from where the file stands; raises `BadHeader` if it ends before."""
     pieces: list[bytes] = []
     missing = size_bytes
     while missing:
@@ -158,7 +160,8 @@ def _exactly(raw: FileIO, size_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _bad_header(path: Path, error: BadHeader) -> ModelLoadFailed:
+def told_of(path: Path, error: BadHeader, what: str = "safetensors") -> ModelLoadFailed:
+    """The refusal for a file whose header is not sound; `what` is the kind of file it should be."""
     if error.truncated:
         problem, hint = f"is cut short: {error.problem}", "the download did not finish; repeat it"
         kind = "truncated"
@@ -167,7 +170,7 @@ def _bad_header(path: Path, error: BadHeader) -> ModelLoadFailed:
         if "dtype" in error.problem:
             hint = "use a checkpoint saved in one of the dtypes that the store holds"
     else:
-        problem, hint = f"is not a sound safetensors file: {error.problem}", _DOWNLOAD_AGAIN
+        problem, hint = f"is not a sound {what} file: {error.problem}", _DOWNLOAD_AGAIN
         kind = "bad_header"
     tensor = "" if error.truncated else error.tensor
     return refuse(
@@ -186,10 +189,11 @@ def looking_at(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else path
-        raise _unreadable(Path(named), error) from error
+        raise unreadable(Path(named), error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
+def unreadable(path: Path, error: OSError) -> ModelLoadFailed | StorageFailed:
+    """What an error of the file system means for whoever wants the file."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return _missing(path)
     if error.errno in (errno.EACCES, errno.EPERM):
