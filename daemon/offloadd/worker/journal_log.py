@@ -15,6 +15,11 @@ _BY_DESIGN = re.compile(
     r"requires torchvision \(not installed\)"
     r"|was created on 'cpu' even though"  # noise is drawn on the CPU on purpose
     r"|We cannot verify whether it has the correct type"  # it is the class that the index names
+    r"|^Failed to load .*torchao"  # kernels for other devices than there are
+    r"|^Unable to import `torchao` Tensor objects"  # older forms, which are not hosted
+    r"|is an Enum subclass and is now natively supported"  # between torchao and torch
+    r"|^Warning: Detected no triton"  # its kernels are for devices alone
+    r"|^You are trying to set torch_dtype to .* for integer quantization"  # it works in any
 )
 
 
@@ -25,6 +30,8 @@ def start_log(level: int = logging.INFO) -> None:
     handler.addFilter(_is_news)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # Torch gives its own logs a handler of their own.
+    logging.getLogger("torch.utils._pytree").addFilter(_is_news)
     # Read by the libraries when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
