@@ -214,6 +214,23 @@ def test_quantised_bytes_are_foretold(sd_directory: Path) -> None:
     model.unload()
 
 
+def test_models_that_quantise_the_same_files_in_two_ways_keep_their_packs(
+    sd_directory: Path,
+) -> None:
+    def packs() -> dict[str, int]:
+        found = device_host()._cache.glob("*.safetensors")
+        return {path.name: path.stat().st_mtime_ns for path in found}
+
+    def load(kind: str) -> None:
+        host(sd_directory, components={"unet": {"quantization": kind}}).unload()
+
+    load("int8")
+    load("float8")
+    before = packs()
+    load("int8")
+    assert packs() == before
+
+
 def test_adapters_work_beside_quantised_weights_as_in_a_plain_script(
     sd_directory: Path, tmp_path: Path
 ) -> None:

@@ -88,13 +88,14 @@ def clear_out(directory: Path, limit_bytes: int) -> Cleared:
     cleared = Cleared()
     for path in packs:
         size_bytes = path.stat().st_size
-        if (left_bytes > limit_bytes or not _may_serve(path)) and _delete(path):
+        if (left_bytes > limit_bytes or not may_serve(path)) and _delete(path):
             left_bytes -= size_bytes
             cleared = Cleared(cleared.packs + 1, cleared.size_bytes + size_bytes)
     return cleared
 
 
-def _may_serve(pack: Path) -> bool:
+def may_serve(pack: Path) -> bool:
+    """Whether the files that a pack was made from are as they were."""
     try:
         told = read_weight_file(pack).metadata.get(SOURCES_KEY, "")
         files = msgspec.json.decode(told, type=list[SourceFile])

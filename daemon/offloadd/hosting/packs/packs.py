@@ -36,7 +36,7 @@ from offloadd.hosting.quantization.library import library_version
 from offloadd.hosting.sources.dtypes import dtype_name
 from offloadd.store.index import CheckpointIndex, ComponentFiles, read_checkpoint
 from offloadd.store.index.pipeline import Recall, nothing_recalled
-from offloadd.store.pack_cache import SourceFile
+from offloadd.store.pack_cache import SourceFile, may_serve
 
 _LOOK_EVERY_S = 0.1
 _WRITER = "offloadd.hosting.packs.pack_writer"
@@ -103,7 +103,8 @@ def write_packs(
         path = Path(order.path)
         prefix = path.name.partition("-")[0]
         for older in path.parent.glob(f"{prefix}-*.safetensors"):
-            if older != path:
+            # Another model may want these files in another dtype, or quantised otherwise.
+            if older != path and not may_serve(older):
                 older.unlink(missing_ok=True)
 
 
