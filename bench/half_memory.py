@@ -92,7 +92,8 @@ def _hosted(source: Path, folder: Path, plain: dict[str, Any], is_quick: bool) -
 def _daemon(folder: Path, cgroup: MemoryCgroup | None) -> Iterator[Client]:
     endpoint = f"ipc://{folder}/d.sock"
     command = [sys.executable, "-m", "offloadd", "--endpoint", endpoint, "--device", "cpu"]
-    (folder / "offloadd.toml").write_text("", encoding="utf-8")
+    # Each picture computes its prompt, as in the plain script.
+    (folder / "offloadd.toml").write_text('[hosting]\nembeddings = "0"\n', encoding="utf-8")
     command += ["--config", str(folder / "offloadd.toml"), "--state-dir", str(folder / "state")]
 
     def enter() -> None:

@@ -56,7 +56,7 @@ def write_sdxl(directory: Path, *, is_full: bool) -> int:
     for name, build in builders.items():
         with torch.device("meta"):
             module: Any = build()
-        module = _filled(module)
+        module = filled(module)
         module.save_pretrained(directory / name)
         total_bytes += sum(one.nbytes for one in module.parameters())
         parts[name] = module.to("meta")
@@ -87,7 +87,8 @@ def _text(width: int, layers: int) -> Any:
     )
 
 
-def _filled(module: Any) -> Any:
+def filled(module: Any) -> Any:
+    """The module, which is on meta, with random bfloat16 weights."""
     generator = torch.Generator().manual_seed(0)
     well = (torch.randn(_WELL, generator=generator) * 0.02).to(torch.bfloat16)
     module = nn.Module.to_empty(module.to(torch.bfloat16), device="cpu")

@@ -26,6 +26,7 @@ class MeasuredDaemon:
 
     def __init__(self, endpoint: str, process: subprocess.Popen[bytes]) -> None:
         self.process = process
+        self.endpoint = endpoint
         self.client = Client(endpoint)
 
     @property
@@ -69,12 +70,16 @@ class MeasuredDaemon:
 
 @contextmanager
 def daemon(
-    folder: Path, models: Mapping[str, Path], host_budget: int = 0
+    folder: Path, models: Mapping[str, Path], host_budget: int = 0, embeddings: str = "0"
 ) -> Iterator[MeasuredDaemon]:
-    """A daemon that hosts these directories; 0 is the budget of whoever sets none."""
+    """A daemon that hosts these directories; 0 is the budget of whoever sets none.
+
+    Unless `embeddings` says so, each picture computes its prompt, as in the rivals.
+    """
     folder.mkdir(parents=True)
     config = folder / "offloadd.toml"
     text = f'[store]\nhost_budget = "{host_budget}"\n' if host_budget else ""
+    text += f'[hosting]\nembeddings = "{embeddings}"\n'
     for name, directory in models.items():
         text += f'\n[[models]]\nname = "{name}"\nsource = "{directory}"\n'
     config.write_text(text, encoding="utf-8")

@@ -114,7 +114,7 @@ def draw(model: Path, max_sweep: int, jobs_per_client: int) -> Drawn:
         packs = folder / "packs"
         packs.mkdir()
         (folder / "offloadd.toml").write_text(
-            f"[queue]\nmax_sweep = {max_sweep}\n"
+            f'[queue]\nmax_sweep = {max_sweep}\n[hosting]\nembeddings = "0"\n'
             f'[[models]]\nname = "wide"\nsource = {json.dumps(str(model))}\ndtype = "float32"\n'
             '[models.components.unet]\nmode = "group"\n'
             f"offload_to_disk_path = {json.dumps(str(packs))}\n"

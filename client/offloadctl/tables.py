@@ -28,6 +28,7 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
         _store_table(stats.get("store", {})),
         _stats_models_table(stats.get("models", ())),
         _components_table(stats.get("models", ())),
+        _counts_table("embeddings", stats.get("embeddings", {})),
         _counts_table("queue", stats.get("queue", {})),
         _counts_table("jobs", stats.get("jobs", {})),
         _rows_table("workers", stats.get("workers", ())),

@@ -183,6 +183,10 @@ class HostingSection(_Section):
     keep_alive: KeepAlive = Field(
         1800.0, description="how long an unused model stays; 0: not at all, forever: always"
     )
+    embeddings: Size = Field(
+        256 << 20,
+        description="host memory for prompt embeddings that are used again; 0: none are",
+    )
 
 
 class LogSection(_Section):

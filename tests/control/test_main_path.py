@@ -240,6 +240,10 @@ async def test_stats_have_every_key_that_programs_rely_on(serve: Serve) -> None:
             *("host_budget_bytes", "host_used_bytes", "pinned_bytes"),
             *("disk_read_bytes_total", "deduplicated_bytes"),
         },
+        "embeddings": {
+            *("limit_bytes", "size_bytes", "entries"),
+            *("hits_total", "misses_total", "evicted_total"),
+        },
         "queue": {"depth", "running", "limit"},
         "jobs": {"completed_total", "failed_total", "cancelled_total", "requeued_total"},
     }

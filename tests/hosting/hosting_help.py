@@ -121,13 +121,16 @@ def over_the_wire(value: Any) -> Any:
     return unpack(msgspec.msgpack.decode(body), [bytes(frame) for frame in frames])
 
 
-def run(model: HostedModel, arguments: dict[str, Any], seed: int = SEED) -> dict[str, Any]:
+def run(
+    model: HostedModel, arguments: dict[str, Any], seed: int = SEED, owner: str | None = None
+) -> dict[str, Any]:
     """All outputs of a hosted model, with arguments and outputs over the wire."""
     description = model.description
     call = prepare_call(
         over_the_wire(arguments), description.parameters, seed, model.device, description.dtype
     )
-    outputs: dict[str, Any] = over_the_wire(model.run(call, lambda step, steps: None, lambda: None))
+    drawn = model.run(call, lambda step, steps: None, lambda: None, owner=owner)
+    outputs: dict[str, Any] = over_the_wire(drawn)
     return outputs
 
 

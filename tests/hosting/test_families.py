@@ -1,4 +1,7 @@
-"""Each family's first, second and tenth request equals plain diffusers, in bits and in dtype."""
+"""Each family's first, second and tenth request equals plain diffusers, in bits and in dtype.
+
+So does one for which no text encoder computes, since its owner asked for the same prompt before.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hosting.families import FAMILIES, Family
-from hosting.hosting_help import SEED, host, run
+from hosting.hosting_help import CPU, SEED, device_host, host, run
 from hosting.hosting_help import same_values as same
 
 from offloadd.channel.specs import model_spec
@@ -21,6 +24,8 @@ BETWEEN = 7
 
 SHARE = 0.55
 """Of the weights that may be in memory."""
+
+EMBEDDINGS_BYTES = 1 << 24
 
 pytestmark = [
     # Some warn that their own settings of a scheduler are out of fashion.
@@ -86,4 +91,17 @@ def test_the_first_second_and_tenth_request_equal_plain_diffusers(
         same(tenth[key], value)
     # Without decoding there is room for all the rest.
     assert model.moved_bytes > 0 or family.call.get("output_type") == "latent"
+    store = device_host(CPU).embeddings
+    store.set_limit(EMBEDDINGS_BYTES)
+    run(model, family.arguments(), seed=1, owner="me")
+    before = store.figures()
+    assert before.entries > 0
+    again = run(model, family.arguments(), owner="me")
+    for key, value in expected.items():
+        same(again[key], value)
+    after = store.figures()
+    assert (after.misses, after.size_bytes) == (before.misses, before.size_bytes)
+    assert after.hits > before.hits
     assert model.unload() == []
+    assert store.figures().entries == 0
+    store.set_limit(0)

@@ -100,3 +100,28 @@ def test_any_sequence_of_steps_leaves_a_prediction_of_known_groups(
     upcoming = _next(prediction, count)
     assert len(upcoming) == (count if steps else 0)
     assert all(group in prediction.known(component) for component, group in upcoming)
+
+
+def test_what_follows_a_step_that_does_not_come_is_expected_instead() -> None:
+    prediction = _two()
+    prediction.add("c")
+    prediction.skip("a")
+    for _ in range(2):
+        for _ in range(2):
+            _step(prediction, "a", [0])
+        _step(prediction, "b", [1])
+        _step(prediction, "c", [2])
+    assert _next(prediction, 1) == [("a", 0)]
+    prediction.skip("b")
+    assert _next(prediction, 1) == [("a", 0)]
+    # Twice, as it came.
+    for _ in range(2):
+        prediction.skip("a")
+        assert _next(prediction, 2) == [("b", 1), ("c", 2)]
+    prediction.skip("b")
+    assert _next(prediction, 1) == [("c", 2)]
+    _step(prediction, "c", [2])
+    # The first comes and the second does not.
+    _step(prediction, "a", [0])
+    prediction.skip("a")
+    assert _next(prediction, 1) == [("b", 1)]

@@ -64,9 +64,15 @@ def test_videos_and_sound_cross_the_wire_as_plain_diffusers_gives_them(
     drawn = client.generate(name, seed=SEED, **family.arguments())
     expected = plain_outputs(family, tmp_path)
     assert drawn.outputs.keys() == expected.keys()
+    hits = client.stats()["embeddings"]["hits_total"]
+    # Its prompt is not encoded again.
+    again = client.generate(name, seed=SEED, **family.arguments())
     for key, value in expected.items():
         same_values(drawn.outputs[key], value)
+        same_values(again.outputs[key], value)
     client.unload(name)
+    client.load("shapes")
+    assert client.stats()["embeddings"]["hits_total"] > hits
 
 
 def test_several_tasks_on_one_set_of_weights_cost_no_second_copy(

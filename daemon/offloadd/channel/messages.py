@@ -51,6 +51,8 @@ class RunJob(ToWorker, frozen=True):
     """It shares nothing with other jobs on the device."""
     preview_every_s: float | None = None
     """How often at most its running picture is shown; None: not at all."""
+    owner: str | None = None
+    """Who asked; what text encoders gave is used again for nobody else, and for None not at all."""
     adapters: list[AdapterChoice] = msgspec.field(default_factory=list)
     """What the model wears for this job; one with any `is_alone`, since these are settings of its
     layers, which whoever else has the device at the same time would compute with."""
@@ -75,6 +77,22 @@ class CancelJob(ToWorker, frozen=True):
     """Ends a job at its next border, or where it waits; answered with `JobEnded` as any end."""
 
     job: str
+
+
+class LimitEmbeddings(ToWorker, frozen=True):
+    """Bounds what text encoders gave and is kept for later jobs; until it is said, nothing is."""
+
+    limit_bytes: int
+
+
+class EmbeddingFigures(msgspec.Struct, frozen=True):
+    """What is kept of text encoders' answers, and what became of calls since the worker began."""
+
+    entries: int = 0
+    size_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -105,6 +123,7 @@ class DeviceReport(FromWorker, frozen=True):
     """How fast weights come to the device; 0 until a model has been streamed."""
     compute_s: dict[str, float] = msgspec.field(default_factory=dict)
     """Seconds that a step of `MODEL/COMPONENT` computes, where it has been measured."""
+    embeddings: EmbeddingFigures = EmbeddingFigures()
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +222,15 @@ class JobEnded(FromWorker, frozen=True):
 
 
 WorkerOrder = (
-    Register | LoadModel | UnloadModel | RunJob | GiveWay | ResumeJob | CancelJob | ArenaOrder
+    Register
+    | LoadModel
+    | UnloadModel
+    | RunJob
+    | GiveWay
+    | ResumeJob
+    | CancelJob
+    | LimitEmbeddings
+    | ArenaOrder
 )
 WorkerNews = (
     DeviceReport

@@ -109,6 +109,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a request's `adapters` may name; each is loaded when first asked for."""
     weights_only: bool = False
     """Whether weights that are only there as pickles are taken, as torch's `weights_only` does."""
+    reuse_embeddings: bool = True
+    """Whether its text encoders may answer from what they gave before (`hosting.embeddings`)."""
     preload: bool = False
     keep_alive: float | None = None
     """Seconds that it stays in memory unused; below 0 for ever; None: as the daemon has it."""

@@ -74,6 +74,7 @@ class Figures:
             "daemon": stats.daemon(facts),
             "devices": stats.devices(self.foreman.device),
             "store": stats.store(self.memory.figures(), infos, self.memory.held()),
+            "embeddings": self.memory.embedding_figures(),
             "models": stats.models(infos),
             "queue": stats.queue(len(self.scheduler), self.dispatcher, self.identity.queue_limit),
             "jobs": stats.jobs(self.endings.totals, self.endings.results),

@@ -191,6 +191,7 @@ class Server:
             lambda: self._models.pinned,
             self._clock,
             Inheritance(stored),
+            self._config.hosting.embeddings,
         )
 
     def _new_dispatcher(self, clocks: Clocks, telling: Telling) -> Dispatcher:

@@ -14,6 +14,7 @@ import torch
 
 from offload_protocol.errors import OutOfMemory
 from offloadd.channel.specs import QuantizationSpec
+from offloadd.hosting.embeddings.store import EmbeddingStore
 from offloadd.hosting.loading.parts import Source
 from offloadd.hosting.loading.weights import Weights
 from offloadd.hosting.packs.packs import Packs
@@ -53,17 +54,19 @@ class DeviceHost:
         arena: ArenaClient,
         reader: DiskReader,
         beside_turns: Callable[[], AbstractContextManager[None]] = nullcontext,
+        embeddings: EmbeddingStore | None = None,
     ) -> None:
         """`cache` is where packs are written; reader and arena stay the caller's.
 
         `beside_turns` makes a context in which the calling thread does without the device, so that
-        jobs go on while it reads.
+        jobs go on while it reads. Without `embeddings`, no prompt's are kept.
         """
         self.device = accelerator.device
         self.beside_turns = beside_turns
         self.borders = Borders()
         self.parked_bytes = 0
         """Device memory of jobs that were put aside."""
+        self.embeddings = embeddings or EmbeddingStore()
         self.reader = reader
         self.arena = arena
         self._cache = cache

@@ -16,6 +16,7 @@ import torch
 from offload_protocol.messages import AdapterChoice, ComponentInfo
 from offloadd.hosting.adapters import ModelAdapters
 from offloadd.hosting.device_host import DeviceHost
+from offloadd.hosting.embeddings.reuse import EncoderReuse
 from offloadd.hosting.loading.loading import Loaded, OnComponent, load_pipeline, modules
 from offloadd.hosting.placing.features import switch_on_features
 from offloadd.hosting.placing.host_room import HostRoom
@@ -58,6 +59,11 @@ class HostedModel:
             description.bases,
             host.engine,
             placement.hosted,
+        )
+        reused = modules(loaded.pipeline) if description.spec.reuse_embeddings else {}
+        names = placement.hosted
+        self._reuse = EncoderReuse(
+            host.embeddings, reused, host.device, lambda name: host.engine.skip(names[name])
         )
         self._unwatch = [
             undo
@@ -127,15 +133,17 @@ class HostedModel:
         at_root: Callable[[JobAside], None] | None = None,
         on_latents: OnLatents | None = None,
         adapters: Sequence[AdapterChoice] = (),
+        owner: str | None = None,
     ) -> dict[str, Any]:
         """Draw; gives the pipeline's outputs as plain values.
 
         `at_border` is called wherever the job may be stopped. `at_root` (instead of it, at the
         entry of a root module's forward) may also let others use the model and the device, between
         `leave` and `come_back` of what it is given. `on_latents` is shown the latents after each
-        step, where the pipeline shows them. The model wears `adapters` in this run alone. Raises
-        whatever the pipeline or these raise, and what `ModelAdapters.load` does; in each case the
-        model is ready for the next call.
+        step, where the pipeline shows them. The model wears `adapters` in this run alone. Its text
+        encoders answer from what they gave in earlier runs of the same `owner`; None: from nothing.
+        Raises whatever the pipeline or these raise, and what `ModelAdapters.load` does; in each
+        case the model is ready for the next call.
         """
         self._room.touch()
         view = job_view(self._pipeline, self.device, on_step)
@@ -157,6 +165,7 @@ class HostedModel:
             with (
                 torch.no_grad(),
                 _own_randomness(call.seeds[0], self.device),
+                self._reuse.on_behalf(owner),
                 self._host.borders.heard(at_root_border, at_border),
             ):
                 arguments = call.with_noise(self.description.takes_generator)
@@ -211,6 +220,8 @@ class HostedModel:
         self._sweep_room = self._new_sweep_room()
 
     def _remove(self) -> None:
+        # Adapters are read again when they are next worn, and may be others then.
+        self._reuse.forget()
         # The engine knows modules by their own layers, as they are without adapters around them.
         if self._placement.is_there:
             self._adapters.unload()
@@ -239,6 +250,7 @@ class HostedModel:
         watched = {name: weakref.ref(module) for name, module in modules(self._pipeline).items()}
         while self._unwatch:
             self._unwatch.pop()()
+        self._reuse.close()
         self._remove()
         self._loaded.close()
         del self._pipeline, self._loaded, self._adapters

@@ -84,6 +84,7 @@ class NoopModel:
         at_root: Any = None,
         on_latents: Any = None,
         adapters: Any = (),
+        owner: str | None = None,
     ) -> dict[str, Any]:
         """The output as plain values; raises `InvalidRequest`, or what `at_border` raises."""
         at_border()

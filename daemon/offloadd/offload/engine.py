@@ -271,6 +271,10 @@ class Engine:
                 planning.start(self._terms(planning.component.name))
             raise
 
+    def skip(self, name: str) -> None:
+        """Say that a component's step, which may be expected next, does not come: a hint alone."""
+        self._executor.prediction.skip(name)
+
     def empty(self) -> None:
         """Let everything go that is on the device and can come back; nothing may be computing."""
         self._executor.drop_all()

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Sequence
 
 from offloadd.channel.framing import ChannelClosed, WorkerEnd
+from offloadd.hosting.embeddings.store import EmbeddingStore
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.reader import DiskReader
 from offloadd.worker.exits import CHANNEL_CLOSED, NO_DEVICE
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
     reader = DiskReader()
     arena = ArenaClient(reader, channel.send)
-    desk = Desk(Orders(), ModelOrders(), Turns(channel.send), arena, Listening())
+    turns, listening = Turns(channel.send), Listening()
+    desk = Desk(Orders(), ModelOrders(), turns, arena, listening, EmbeddingStore())
     start_receiver(channel, desk)
 
     from offloadd.worker.device import DeviceMissing, find_device, report

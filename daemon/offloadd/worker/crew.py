@@ -60,7 +60,8 @@ class Crew:
         self._baton = desk.turns.baton
         accelerator = accelerator_for(device.torch_device)
         self._host = DeviceHost(
-            accelerator, cache_directory(), desk.arena, reader, self._baton.released
+            *(accelerator, cache_directory(), desk.arena, reader),
+            *(self._baton.released, desk.embeddings),
         )
         self._models = Models(device, self._host, self._baton)
         RoomKeeper(desk.arena, self._models)
@@ -194,6 +195,7 @@ class Crew:
                 measured=self._host.engine.measured_speed(),
                 parked_bytes=self._host.parked_bytes,
                 placed=placed,
+                embeddings=self._host.embeddings.figures(),
             )
         )
 

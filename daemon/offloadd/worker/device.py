@@ -15,13 +15,14 @@ import psutil
 import torch
 
 from offload_protocol.errors import InternalError
-from offloadd.channel.messages import DeviceReport, Placed
+from offloadd.channel.messages import DeviceReport, EmbeddingFigures, Placed
 from offloadd.offload.engine_stats import MeasuredSpeed
 
 _log = logging.getLogger(__name__)
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _CGROUP = Path("/sys/fs/cgroup")
 NOTHING_PLACED: Mapping[str, Placed] = MappingProxyType({})
+NOTHING_KEPT = EmbeddingFigures()
 
 
 class DeviceMissing(InternalError):
@@ -92,6 +93,7 @@ def report(
     parked_bytes: int = 0,
     placed: Mapping[str, Placed] = NOTHING_PLACED,
     measured: MeasuredSpeed | None = None,
+    embeddings: EmbeddingFigures = NOTHING_KEPT,
 ) -> DeviceReport:
     """What the control plane is told about the device."""
     memory = measure(device)
@@ -108,6 +110,7 @@ def report(
         placed=dict(placed),
         link_bytes_per_s=measured.link_bytes_per_s if measured else 0.0,
         compute_s=dict(measured.compute_s) if measured else {},
+        embeddings=embeddings,
     )
 
 

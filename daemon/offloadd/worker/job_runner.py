@@ -175,6 +175,7 @@ class JobRunner:
             lambda aside: turn.at_border(_Measured(aside, clock), model),
             progress.shown if job.preview_every_s is not None else None,
             job.adapters,
+            job.owner,
         )
         turn.activations_bytes = clock.activations_bytes()
         packed: list[values.Frame] = []

@@ -17,12 +17,14 @@ from offloadd.channel.framing import ChannelClosed, WorkerEnd
 from offloadd.channel.messages import (
     CancelJob,
     GiveWay,
+    LimitEmbeddings,
     LoadModel,
     Register,
     ResumeJob,
     RunJob,
     UnloadModel,
 )
+from offloadd.hosting.embeddings.store import EmbeddingStore
 from offloadd.store.arena.client import ArenaClient
 from offloadd.worker.exits import CHANNEL_CLOSED
 from offloadd.worker.listening import Ear, Listening
@@ -42,6 +44,7 @@ class Desk:
     turns: Turns
     arena: ArenaClient
     listening: Listening
+    embeddings: EmbeddingStore
 
 
 def start_receiver(channel: WorkerEnd, desk: Desk) -> threading.Thread:
@@ -74,6 +77,9 @@ def next_job(channel: WorkerEnd, desk: Desk) -> Order:
                 desk.turns.give_way(job)
             case ResumeJob(job=job):
                 desk.turns.resume(job)
+            case LimitEmbeddings(limit_bytes=limit_bytes):
+                # Here, so that room is made before anything that was said after this is done.
+                desk.embeddings.set_limit(limit_bytes)
             case Register() | LoadModel() | UnloadModel():
                 desk.models.put(message)
             case _:

@@ -31,9 +31,11 @@ from offloadd.channel.arena import (
     StoreReport,
 )
 from offloadd.channel.base import ToWorker
+from offloadd.channel.messages import EmbeddingFigures, LimitEmbeddings
 from offloadd.control.memory import memfd
 from offloadd.control.memory.catalogue import Catalogue
 from offloadd.control.memory.effects import Create, Effect, Free, Keep, Tell
+from offloadd.control.memory.embeddings import Embeddings
 from offloadd.control.memory.extents import Held, WorkerId, deduplicated_bytes, held
 from offloadd.control.memory.inheritance import Inheritance
 
@@ -55,10 +57,12 @@ class HostMemory:
         pinned_models: Callable[[], Collection[str]],
         clock: Callable[[], float],
         inheritance: Inheritance,
+        embeddings_bytes: int = 0,
     ) -> None:
         """`measure` gives the budget, of which so many bytes are held now.
 
-        What belongs to one of `pinned_models` stays in memory whatever else wants room.
+        What belongs to one of `pinned_models` stays in memory whatever else wants room. Prompt
+        embeddings have what weights leave, up to `embeddings_bytes`.
         """
         self._send = send
         self._measure = measure
@@ -70,6 +74,7 @@ class HostMemory:
         self._when_free: list[Callable[[], None]] = []
         self._read_before_bytes = 0
         self._reports: dict[WorkerId, StoreReport] = {}
+        self._embeddings = Embeddings(embeddings_bytes)
         left = inheritance.take_over()
         self._descriptors.update(left.descriptors)
         self.catalogue = Catalogue()
@@ -88,8 +93,18 @@ class HostMemory:
         else:
             self._do(self._decide(worker, news))
 
+    def worker_ready(self) -> None:
+        """A new worker takes orders."""
+        self._embeddings.worker_ready()
+        self._limit_embeddings()
+
+    def note_embeddings(self, figures: EmbeddingFigures) -> None:
+        """The worker has said what prompt embeddings it keeps."""
+        self._embeddings.note(figures)
+
     def worker_lost(self, worker: WorkerId = 0) -> None:
         """A worker's process has ended."""
+        self._embeddings.worker_lost()
         if (report := self._reports.pop(worker, None)) is not None:
             self._read_before_bytes += report.disk_read_bytes
         self._look_at_pins()
@@ -123,7 +138,7 @@ class HostMemory:
         catalogue = self.catalogue
         return {
             "host_budget_bytes": catalogue.budget_bytes,
-            "host_used_bytes": catalogue.used_bytes,
+            "host_used_bytes": catalogue.used_bytes + self._embeddings.size_bytes,
             "pinned_bytes": catalogue.pinned_bytes,
             "unpinnable_bytes": sum(one.refused_pin_bytes for one in self._reports.values()),
             "disk_read_bytes_total": self._read_before_bytes
@@ -133,6 +148,10 @@ class HostMemory:
             ),
             "segments": len(catalogue.segments),
         }
+
+    def embedding_figures(self) -> dict[str, int]:
+        """The key `embeddings` of the statistics."""
+        return self._embeddings.figures()
 
     def held(self) -> dict[str, Held]:
         """What each component (`MODEL/COMPONENT`) has in host memory."""
@@ -184,7 +203,15 @@ class HostMemory:
                 return catalogue.recall(worker, news)
         return []
 
+    def _limit_embeddings(self) -> None:
+        left_bytes = self.catalogue.budget_bytes - self.catalogue.used_bytes
+        limit_bytes = self._embeddings.new_limit(left_bytes)
+        if limit_bytes is not None:
+            self._send(0, LimitEmbeddings(limit_bytes=limit_bytes), ())
+
     def _do(self, effects: Iterable[Effect]) -> None:
+        # The catalogue has decided, and nobody has been told of the memory that weights get.
+        self._limit_embeddings()
         for effect in effects:
             match effect:
                 case Create(number, size_bytes):
@@ -249,7 +276,7 @@ class HostMemory:
         self.catalogue.pinned_models = frozenset(self._pinned_models())
 
     def _budget_bytes(self) -> int:
-        return self._measure(self.real_bytes())
+        return self._measure(self.real_bytes() + self._embeddings.size_bytes)
 
     def _measure_again(self) -> None:
         self._look_at_pins()

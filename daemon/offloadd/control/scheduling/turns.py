@@ -290,4 +290,5 @@ def _run(job: Job, awaits_turn: bool = False) -> RunJob:
         is_alone=job.is_alone,
         preview_every_s=job.request.preview_every_s,
         adapters=job.request.adapters,
+        owner=job.owner.user,
     )

@@ -57,6 +57,7 @@ class Foreman:
     def on_worker_ready(self, report: DeviceReport) -> None:
         """A worker has found its device and takes orders."""
         _log.info("the worker has found its device: %s (%s)", report.device, report.name)
+        self._memory.worker_ready()
         self._models.worker_ready()
         self._dispatcher.worker_ready()
         self._on_ready(report)
@@ -83,6 +84,7 @@ class Foreman:
                 self._dispatcher.ended(news, frames)
             case DeviceReport():
                 self.device = news
+                self._memory.note_embeddings(news.embeddings)
                 self._dispatcher.device_measured(news)
             case ModelDescribed() | ModelLoaded() | ModelFailed() | ModelUnloaded():
                 self._model_news(news)

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-_LEAVES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device)
+from offloadd.hosting.embeddings.answers import Answer, Layers, Unread
+
+_LEAVES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, Unread)
 
 
 def tensors_of(frame: FrameType | None, outermost: FrameType) -> Iterator[torch.Tensor]:
@@ -100,6 +102,9 @@ def _inside(values: list[Any]) -> Iterator[torch.Tensor]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, (Answer, Layers)):
+        # To look at what they stand for would compute it.
+        return value.held()
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, (list, tuple, set, frozenset, deque)):

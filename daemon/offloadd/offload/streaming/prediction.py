@@ -62,6 +62,20 @@ class Prediction:
         if component == self._current:
             self._under_way = False
 
+    def skip(self, component: str) -> None:
+        """A step of the component that may be expected next does not come; what follows it does."""
+        if self._current is None:
+            return
+        here = self._current, self._in_a_row
+        if self._follows.get(here, self._current) != component:
+            return
+        done = self._in_a_row if component == self._current else 0
+        rows = [row for name, row in self._follows if name == component and row > done]
+        if rows:
+            self._follows[here] = self._follows[component, min(rows)]
+        else:
+            self._follows.pop(here, None)
+
     def acquire(self, component: str, group: int) -> bool:
         """A group is needed now; says whether a step outside of any root's forward starts here."""
         starts_again = group == self._rootless_start and self._orders[component].recorded_length > 1

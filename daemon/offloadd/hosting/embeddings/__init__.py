@@ -1,0 +1,1 @@
+"""What text encoders gave, kept and given again to those who asked for it."""
