@@ -30,7 +30,7 @@ from torch import nn
 
 from offload_protocol.errors import Cancelled
 from offload_protocol.messages import AdapterChoice
-from offloadd.hosting.device_host import DeviceHost
+from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.embeddings.answers import Answer
 from offloadd.hosting.embeddings.reuse import MOST_CHANGES, EncoderReuse
 from offloadd.hosting.embeddings.store import EmbeddingStore
@@ -143,6 +143,21 @@ def test_another_owner_with_the_same_prompt_has_nothing_of_it(
     assert on.embeddings.figures().hits == 0
     np.testing.assert_array_equal(draw(model, "uid:1"), first)
     assert on.embeddings.figures().hits == computed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator is here")
+@pytest.mark.parametrize("offload", ["none", "sequential"])
+def test_answers_come_back_to_an_accelerator_as_they_were(sd_directory: Path, offload: str) -> None:
+    on = new_device_host(accelerator_for(torch.device("cuda", 0)))
+    on.embeddings.set_limit(LIMIT_BYTES)
+    model = host(sd_directory, on.device, on=on, offload=offload)
+    expected = draw(model, None)
+    for _ in range(3):
+        np.testing.assert_array_equal(draw(model), expected)
+    figures = on.embeddings.figures()
+    assert figures.hits == 2 * figures.misses
+    model.unload()
 
 
 def test_it_is_off_without_an_owner_without_memory_and_by_the_models_own_switch(

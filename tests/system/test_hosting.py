@@ -71,8 +71,10 @@ def test_videos_and_sound_cross_the_wire_as_plain_diffusers_gives_them(
         same_values(drawn.outputs[key], value)
         same_values(again.outputs[key], value)
     client.unload(name)
+    # What the worker says of a load comes after what it says of the jobs before.
     client.load("shapes")
     assert client.stats()["embeddings"]["hits_total"] > hits
+    client.unload("shapes")
 
 
 def test_several_tasks_on_one_set_of_weights_cost_no_second_copy(
