@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,11 @@ def test_videos_and_sound_cross_the_wire_as_plain_diffusers_gives_them(
         same_values(drawn.outputs[key], value)
         same_values(again.outputs[key], value)
     client.unload(name)
-    # What the worker says of a load comes after what it says of the jobs before.
-    client.load("shapes")
-    assert client.stats()["embeddings"]["hits_total"] > hits
-    client.unload("shapes")
+    deadline = time.monotonic() + 30
+    while client.stats()["embeddings"]["hits_total"] <= hits:
+        # Figures come a moment late.
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_several_tasks_on_one_set_of_weights_cost_no_second_copy(
