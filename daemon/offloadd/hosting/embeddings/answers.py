@@ -11,188 +11,15 @@ before, the encoder computes then.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from transformers.utils import ModelOutput
 
-
-class NotKept(Exception):
-    """An answer is of a kind that cannot be given twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What an answer looks like: its class, and for each field what is there.
-
-    That is None, the number of a tensor, a tuple of numbers (and None), or `OTHER`.
-    """
-
-    kind: type[ModelOutput]
-    fields: Mapping[str, Any]
-
-
-OTHER = "other"
-"""Something that is no tensor, such as a cache: whoever reads it needs the encoder."""
-
-
-def form_of(output: Any, inputs: Iterable[torch.Tensor]) -> Form:
-    """The form of an answer to calls with these inputs.
-
-    Raises `NotKept` for another class than those of transformers, and where tensors share memory
-    with inputs or, without being one, with each other: what is written into one would show in the
-    other, but not in copies.
-    """
-    if not isinstance(output, ModelOutput):
-        raise NotKept(type(output).__name__)
-    numbers = _Numbers(inputs)
-    found = {one.name: numbers.field(getattr(output, one.name)) for one in fields(output)}
-    return Form(type(output), found)
-
-
-class _Numbers:
-    """Numbers tensors in the order in which they are met; the same view has one number."""
-
-    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
-        self._views: dict[Any, int] = {}
-        self._storages: dict[Any, int] = {
-            one.untyped_storage().data_ptr(): -1 for one in inputs if one.numel()
-        }
-
-    def field(self, value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, torch.Tensor):
-            return self._number(value)
-        if type(value) is tuple and all(
-            one is None or isinstance(one, torch.Tensor) for one in value
-        ):
-            return tuple(None if one is None else self._number(one) for one in value)
-        return OTHER
-
-    def _number(self, tensor: torch.Tensor) -> int:
-        is_plain = (
-            type(tensor) is torch.Tensor
-            and tensor.layout is torch.strided
-            and not (tensor.requires_grad or tensor.is_inference() or tensor.is_quantized)
-            and not (tensor.is_conj() or tensor.is_neg())
-        )
-        if not is_plain:
-            raise NotKept("a tensor that is not plain")
-        at: Any = tensor.untyped_storage().data_ptr() if tensor.numel() else object()
-        view = (at, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        number = self._views.setdefault(view, len(self._views))
-        if self._storages.setdefault(at, number) != number:
-            raise NotKept("tensors that share memory")
-        return number
-
-
-class Kept(NamedTuple):
-    """A tensor in host memory, and the device that it was on."""
-
-    tensor: torch.Tensor
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
-
-
-class Reading:
-    """One answer as one reader has it: what was handed out, and where the rest comes from.
-
-    `stored` are the tensors that are kept, by number; `output` is the encoder's answer where it has
-    just computed; otherwise `compute` gives it when something is wanted that is not kept. `keep`
-    is told of each tensor that is read and was not kept, and `spoil` if that is not what the
-    encoder gave any more.
-    """
-
-    def __init__(
-        self,
-        form: Form,
-        stored: Mapping[int, Kept],
-        output: ModelOutput | None,
-        compute: Callable[[], ModelOutput],
-        keep: Callable[[int, torch.Tensor], None],
-        spoil: Callable[[], None],
-    ) -> None:
-        self.form = form
-        self._stored = stored
-        self._compute = compute
-        self._keep = keep
-        self._spoil = spoil
-        self._replaced: dict[str, Any] = {}
-        self._given: dict[int, torch.Tensor] = {}
-        self._fresh: dict[int, tuple[torch.Tensor, int]] | None = None
-        self._others: dict[str, Any] = {}
-        if output is not None:
-            self._take(output)
-
-    def field(self, name: str) -> Any:
-        """What the answer's field holds."""
-        if name in self._replaced:
-            return self._replaced[name]
-        found = self.form.fields[name]
-        if found is None:
-            return None
-        if isinstance(found, int):
-            return self.tensor(found)
-        if isinstance(found, tuple):
-            # They refer to this; if this held them as well, only the collector would let go of all.
-            return layers(self, found)
-        self._have_fresh()
-        return self._others[name]
-
-    def replace(self, name: str, value: Any) -> None:
-        """The reader has set the field."""
-        self._replaced[name] = value
-
-    def tensor(self, number: int) -> torch.Tensor:
-        """The reader's own copy of a tensor, or the encoder's, which nobody else has."""
-        if number not in self._given:
-            if self._fresh is None and number in self._stored:
-                kept = self._stored[number]
-                self._given[number] = kept.tensor.to(kept.device, copy=True)
-            else:
-                self._given[number] = self._fresh_tensor(number)
-        return self._given[number]
-
-    def held(self) -> list[Any]:
-        """Everything that this holds on a device."""
-        fresh = [tensor for tensor, _ in self._fresh.values()] if self._fresh else []
-        return [*self._given.values(), *fresh, *self._others.values()]
-
-    def _fresh_tensor(self, number: int) -> torch.Tensor:
-        tensor, version = self._have_fresh()[number]
-        if tensor._version == version:
-            self._keep(number, tensor)
-        else:
-            # Somebody wrote into it by another way before it was read here.
-            self._spoil()
-        return tensor
-
-    def _have_fresh(self) -> dict[int, tuple[torch.Tensor, int]]:
-        if self._fresh is None:
-            self._take(self._compute())
-        assert self._fresh is not None  # it was taken
-        return self._fresh
-
-    def _take(self, output: ModelOutput) -> None:
-        # The encoder computed this from the same call, so its form is the same.
-        self._fresh = {}
-        for name, found in self.form.fields.items():
-            value = getattr(output, name)
-            if isinstance(found, int):
-                self._fresh[found] = (value, value._version)
-            elif isinstance(found, tuple):
-                for number, one in zip(found, value, strict=True):
-                    if number is not None:
-                        self._fresh[number] = (one, one._version)
-            elif found is not None:
-                self._others[name] = value
+from offloadd.hosting.embeddings.reading import Reading
 
 
 def answer(reading: Reading) -> ModelOutput:
@@ -201,6 +28,7 @@ def answer(reading: Reading) -> ModelOutput:
     kind = _answer_class(of)
     made: ModelOutput = kind.__new__(kind)
     object.__setattr__(made, "_reading", reading)
+    object.__setattr__(made, "_replaced", {})
     for name, found in reading.form.fields.items():
         if found is not None:
             # The keys alone; no method gives these values away.
@@ -212,6 +40,7 @@ class Answer:
     """What `answer` makes of a class of outputs; mixed in before it."""
 
     _reading: Reading
+    _replaced: dict[str, Any]
     _kind: type[ModelOutput]
     _names: frozenset[str]
 
@@ -220,15 +49,17 @@ class Answer:
         return
 
     def __getattribute__(self, name: str) -> Any:
-        if name in type(self)._names:
-            return object.__getattribute__(self, "_reading").field(name)
-        return super().__getattribute__(name)
+        if name not in type(self)._names:
+            return super().__getattribute__(name)
+        replaced = object.__getattribute__(self, "_replaced")
+        return replaced[name] if name in replaced else _field(self._reading, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self)._names:
             object.__setattr__(self, name, value)
             return
-        self._reading.replace(name, value)
+        # What the reader has set itself.
+        self._replaced[name] = value
         if value is not None:
             made: Any = self
             OrderedDict.__setitem__(made, name, None)
@@ -282,6 +113,15 @@ class Answer:
         # Of transformers: what older code calls `past_key_values` has another name now.
         rule = getattr(self, "_replace_old_cache_name", None)
         return str(rule(key)) if rule is not None else key
+
+
+def _field(reading: Reading, name: str) -> Any:
+    found = reading.form.fields[name]
+    if found is None:
+        return None
+    if isinstance(found, int):
+        return reading.tensor(found)
+    return layers(reading, found) if isinstance(found, tuple) else reading.other(name)
 
 
 @cache

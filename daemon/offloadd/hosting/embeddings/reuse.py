@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from offloadd.hosting.embeddings.answers import Form, Kept, NotKept, Reading, answer, form_of
+from offloadd.hosting.embeddings.answers import answer
 from offloadd.hosting.embeddings.encoder_state import (
     Held,
     global_settings,
@@ -29,7 +29,9 @@ from offloadd.hosting.embeddings.encoder_state import (
     is_watched,
     settings_of,
 )
+from offloadd.hosting.embeddings.forms import Form, NotKept, form_of
 from offloadd.hosting.embeddings.keys import NoDigest, digest
+from offloadd.hosting.embeddings.reading import Kept, Reading
 from offloadd.hosting.embeddings.store import EmbeddingStore, Entry, Key
 
 MOST_CHANGES = 3
