@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import OffloadSpec, model_spec
+from offloadd.channel.specs import ComponentSpec, OffloadSpec, model_spec
 from offloadd.config import (
     SECTIONS,
     Config,
@@ -145,7 +145,7 @@ def test_models_are_read_with_their_options(file: Path) -> None:
     assert set(models) == {"shapes", "m"}
     assert models["m"].preload
     assert models["m"].offload == OffloadSpec(mode="model")
-    assert models["m"].components["vae"] == OffloadSpec(mode="group", num_blocks_per_group=2)
+    assert models["m"].components["vae"] == ComponentSpec(mode="group", num_blocks_per_group=2)
 
 
 def test_the_built_in_model_can_be_configured(file: Path) -> None:

@@ -29,6 +29,23 @@ SettingsOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Any key of a [[models]] entry; may be repeated."
     ),
 ]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="DIR|HUB_ID",
+        help="Where the configurations of a single-file checkpoint are, in diffusers' form.",
+    ),
+]
+
+
+def with_config(settings: dict[str, Any], config: str | None) -> dict[str, Any]:
+    """A model's settings with what `--config` says."""
+    if config is None:
+        return settings
+    if "config" in settings:
+        raise typer.BadParameter("this is given twice", param_hint="--config")
+    return {**settings, "config": config}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from offloadctl.common import EndpointOption, JsonOption, SettingsOption, common_options, daemon
+from offloadctl.common import (
+    ConfigOption,
+    EndpointOption,
+    JsonOption,
+    SettingsOption,
+    common_options,
+    daemon,
+    with_config,
+)
 
 
 def load(
@@ -16,13 +24,15 @@ def load(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="A directory or a hub id; without it, a known model is loaded now.",
+            help="A directory, a hub id or a single-file checkpoint; without it, a known model is "
+            "loaded now.",
         ),
     ] = None,
     offload: Annotated[
         str | None,
         typer.Option(metavar="MODE", help="auto, none, stream, model, group or sequential."),
     ] = None,
+    config: ConfigOption = None,
     options: SettingsOption = None,
     endpoint: EndpointOption = None,
     as_json: JsonOption = False,
@@ -30,7 +40,7 @@ def load(
     """Host a model and wait until it is loaded."""
     from offloadctl.arguments import parse_pairs
 
-    settings = parse_pairs(options or (), "--set")
+    settings = with_config(parse_pairs(options or (), "--set"), config)
     if {"name", "source", "timeout_s"} & settings.keys():
         raise typer.BadParameter("name and source are no keys to set here", param_hint="--set")
     if offload is not None:

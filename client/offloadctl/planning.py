@@ -7,14 +7,25 @@ from typing import Annotated
 
 import typer
 
-from offloadctl.common import EndpointOption, JsonOption, SettingsOption, common_options, daemon
+from offloadctl.common import (
+    ConfigOption,
+    EndpointOption,
+    JsonOption,
+    SettingsOption,
+    common_options,
+    daemon,
+    with_config,
+)
 
 
 def plan(
     ctx: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A directory, a hub id, or a hosted model's name."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="A directory, a hub id, a single-file checkpoint, or a hosted model's name.",
+        ),
     ],
     device_budget: Annotated[
         str | None,
@@ -23,6 +34,7 @@ def plan(
     host_budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the store may take of host memory.")
     ] = None,
+    config: ConfigOption = None,
     options: SettingsOption = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it, as PNG or what the name says.")
@@ -33,7 +45,7 @@ def plan(
     """Say what hosting a model would take and cost, without loading it."""
     from offloadctl.arguments import parse_pairs
 
-    settings = parse_pairs(options or (), "--set")
+    settings = with_config(parse_pairs(options or (), "--set"), config)
     if {"source", "name", "device_budget", "host_budget", "timeout_s"} & settings.keys():
         raise typer.BadParameter("this has an option of its own", param_hint="--set")
     common = common_options(ctx, endpoint, as_json)

@@ -51,7 +51,7 @@ def models_table(models: Iterable[ModelInfo]) -> Table:
     rows = [
         (
             model.name,
-            model.state if model.error is None else f"{model.state} ({model.error.code})",
+            _state(model),
             model.pipeline,
             model.dtype,
             model.offload,
@@ -62,6 +62,15 @@ def models_table(models: Iterable[ModelInfo]) -> Table:
     ]
     headings = ("MODEL", "STATE", "PIPELINE", "DTYPE", "OFFLOAD", ">SIZE", "SOURCE")
     return Table("models", headings, rows)
+
+
+def _state(model: ModelInfo) -> str:
+    if model.error is not None:
+        return f"{model.state} ({model.error.code})"
+    if model.download is not None and model.download.total_bytes:
+        share = model.download.done_bytes / model.download.total_bytes
+        return f"{model.state} {share:.0%} of {format_size(model.download.total_bytes)}"
+    return model.state
 
 
 def models_tables(models: Sequence[ModelInfo]) -> list[Table]:

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.sizes import parse_duration_s, parse_size_bytes
-from offloadd.channel.specs import ModelSpec, keep_alive_s, model_spec
+from offloadd.channel.specs import HUB_ID, ModelSpec, keep_alive_s, model_spec
 
 SYSTEM_FILE = Path("/etc/offloadd/offloadd.toml")
 ENVIRONMENT_PREFIX = "OFFLOADD_"
@@ -187,6 +187,9 @@ class HostingSection(_Section):
         256 << 20,
         description="host memory for prompt embeddings that are used again; 0: none are",
     )
+    download: bool = Field(
+        True, description="whether models that are not in the hub cache are downloaded from the hub"
+    )
 
 
 class LogSection(_Section):
@@ -323,12 +326,9 @@ def _models(entries: Any, file: str) -> tuple[ModelSpec, ...]:
     return tuple(specs.values())
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-
-
 def checked_source(source: str, place: str) -> str:
     """A model's source with `~` resolved; raises `InvalidRequest` for a relative path."""
-    if source.startswith("builtin:") or _HUB_ID.fullmatch(source):
+    if source.startswith("builtin:") or HUB_ID.fullmatch(source):
         return source
     path = Path(source).expanduser()
     if path.is_absolute():

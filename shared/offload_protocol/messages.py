@@ -318,13 +318,20 @@ class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The variant of these files; empty for the plain ones."""
 
 
+class DownloadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the download of a model is; both are 0 until its files are known."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Each row of `models`, and the result of `load`, `unload`, `pin` and `unpin`."""
 
     name: str
     source: str = ""
     pipeline: str = ""
-    state: Literal["registered", "loading", "ready", "failed"] = "registered"
+    state: Literal["registered", "downloading", "loading", "ready", "failed"] = "registered"
     offload: str = ""
     dtype: str = ""
     bytes: int = 0
@@ -337,6 +344,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is in memory, or why it left."""
     notes: list[str] = []
     """Sentences about its settings that whoever gave them should read."""
+    download: DownloadInfo | None = None
+    """While it is being downloaded."""
 
 
 class ComponentForecast(msgspec.Struct, frozen=True, kw_only=True):

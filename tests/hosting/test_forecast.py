@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -38,6 +39,33 @@ def foretold(directory: Path, *, on_cpu: bool = True, **options: Any) -> Forecas
             **measured,
         )
     )
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"attention_backend": "sage_hub"},
+        {"attention_backend": "native"},
+        {"tiling": True},
+        {"channels_last": True},
+        {"slicing": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+def test_a_feature_is_refused_by_the_plan_where_loading_refuses_it(
+    flux_directory: Path, component: str, feature: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"components": {component: feature}}
+
+    def told(ask: Callable[..., Any]) -> str:
+        try:
+            ask(flux_directory, **options)
+        except InvalidRequest as refused:
+            return refused.message.partition(": ")[2]
+        return "works"
+
+    assert told(foretold) == told(host)
 
 
 @pytest.mark.parametrize("share", [None, 0.5, 0.8])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,13 @@ def plain_with(
     files: dict[str, Path],
     weights: dict[str, float],
     seed: int = SEED,
+    change: Callable[[Any], None] = lambda pipeline: None,
     **more: Any,
 ) -> Drawn:
-    """What plain diffusers draws with these weights for adapters, each loaded from its file."""
+    """What plain diffusers draws with these weights for adapters, each loaded from its file.
+
+    `change` is done to the pipeline when it wears them.
+    """
     pipeline = diffusers.DiffusionPipeline.from_pretrained(directory)
     pipeline.set_progress_bar_config(disable=True)
     for name in weights:
@@ -49,6 +53,7 @@ def plain_with(
         pipeline.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
     if weights:
         pipeline.set_adapters(list(weights), list(weights.values()))
+    change(pipeline)
     noise = torch.Generator("cpu").manual_seed(seed)
     images: Drawn = pipeline(generator=noise, **call_arguments(directory, **more)).images
     return images

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +15,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from hosting import tiny_image_families as families
 from hosting.families import FAMILIES, Family
 from hosting.hosting_help import same_values
+from hosting.original_layouts import save_original, sd_state, without_weights
 from hosting.tiny_pipelines import save_sd
 from system.daemons import Daemon, running_daemon
 
@@ -118,3 +123,32 @@ def test_equal_weights_under_two_paths_are_held_once_and_two_called_model_are_tw
     assert np.abs(pictures[0].astype(int) - pictures[2]).max() > 0
     for name in ("first", "twin", "other"):
         client.unload(name)
+
+
+def test_a_single_file_is_planned_and_hosted_with_its_configurations(
+    hosting_daemon: Daemon, client: Client, tmp_path: Path
+) -> None:
+    pipeline = families.sd()
+    pipeline.save_pretrained(tmp_path / "config")
+    config = without_weights(tmp_path / "config")
+    (tmp_path / STRANGE).mkdir()
+    file = save_original(sd_state(pipeline), tmp_path / STRANGE / "m.safetensors")
+    plain = diffusers.StableDiffusionPipeline.from_single_file(
+        str(file), config=str(config), local_files_only=True
+    )
+    call: dict[str, Any] = {"prompt": "a cat", "height": 16, "width": 16, "num_inference_steps": 2}
+    noise = torch.Generator("cpu").manual_seed(SEED)
+    expected = plain(generator=noise, output_type="np", **call).images
+    command = [sys.executable, "-m", "offloadctl", "--endpoint", hosting_daemon.endpoint, "--json"]
+    named = ["--config", str(config)]
+    for words in (["plan", str(file)], ["load", "single", str(file)]):
+        told = subprocess.run([*command, *words, *named], capture_output=True, check=True)
+        parts = {one["name"] for one in json.loads(told.stdout)["components"] if one["bytes"]}
+        assert parts == {"unet", "vae", "text_encoder"}
+    for _ in range(2):
+        drawn = client.generate("single", seed=SEED, output_type="np", **call)
+        np.testing.assert_array_equal(drawn.outputs["images"], expected)
+    client.unload("single")
+    refused = subprocess.run([*command, "load", "bare", str(file)], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "no configuration was named" in refused.stdout + refused.stderr

@@ -80,6 +80,21 @@ class OffloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         }
 
 
+class ComponentSpec(OffloadSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One component: how it is offloaded, and where its weights are if not in the model's source.
+
+    `source` is a safetensors file, in the layout of diffusers or of the model's authors, or the
+    directory of a component.
+    """
+
+    source: str | None = None
+
+    @property
+    def is_only_a_source(self) -> bool:
+        """Whether it leaves everything but its source to the model's settings."""
+        return self.source is not None and self == ComponentSpec(source=self.source)
+
+
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An adapter that requests may name: a safetensors file of LoRA matrices, or its directory."""
 
@@ -88,10 +103,16 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One hosted model. `source` is a directory with `model_index.json`, or `builtin:shapes`."""
+    """One hosted model.
+
+    `source` is a directory with `model_index.json`, the name of one in the hub cache, a single-file
+    checkpoint, or `builtin:shapes`.
+    """
 
     name: str
     source: str
+    config: str | None = None
+    """The directory of configurations that goes with a single-file checkpoint, as a source."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     variant: str | None = None
     revision: str | None = None
@@ -101,7 +122,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pipeline: str | None = None
     """The class of diffusers that draws, in place of the one that it was saved as."""
     offload: OffloadSpec = OffloadSpec()
-    components: dict[str, OffloadSpec] = {}
+    components: dict[str, ComponentSpec] = {}
     """Settings for single components, by name; the others follow `offload`."""
     device_budget: str | None = None
     """What its weights may take of the device at once: a size, or a share such as `50%`."""
@@ -114,6 +135,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     preload: bool = False
     keep_alive: float | None = None
     """Seconds that it stays in memory unused; below 0 for ever; None: as the daemon has it."""
+
+    @property
+    def own_offloads(self) -> dict[str, OffloadSpec]:
+        """The components that do not follow `offload`, with their settings."""
+        return {name: one for name, one in self.components.items() if not one.is_only_a_source}
+
+    @property
+    def names_files(self) -> bool:
+        """Whether it names any place on this machine, or a model in the hub cache."""
+        places = [self.config, self.offload.offload_to_disk_path]
+        for one in self.components.values():
+            places += [one.source, one.offload_to_disk_path]
+        return not self.source.startswith("builtin:") or bool(self.adapters) or any(places)
 
 
 FEATURES = ("tiling", "slicing", "channels_last", "attention_backend", "compile")
@@ -140,6 +174,9 @@ NOTHING_TO_CHOOSE = frozenset(
 It always copies beside the computation, from memory that is page-locked in place, ordered by
 events, and never touches a module's arguments.
 """
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""The name of a model on the hub."""
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
 _BELOW_ZERO = re.compile(r"-\d+(\.\d*)?")
@@ -183,6 +220,7 @@ def model_spec(name: str, source: str, options: dict[str, Any]) -> ModelSpec:
     for place, offload in [("offload", spec.offload), *spec.components.items()]:
         _check_offload(name, place, offload)
     _check_adapters(name, spec.adapters)
+    _check_places(spec)
     if spec.task is not None and spec.pipeline is not None:
         raise InvalidRequest(
             f"model {name!r} has both a task and a pipeline",
@@ -247,12 +285,23 @@ def _check_adapters(name: str, adapters: Sequence[AdapterSpec]) -> None:
         if one.name in seen:
             raise InvalidRequest(f"model {name!r} has two adapters named {one.name!r}")
         seen.add(one.name)
-        if not Path(one.source).is_absolute():
-            raise InvalidRequest(
-                f"model {name!r}: the source of adapter {one.name!r} is {one.source!r}, not an "
-                "absolute path",
-                hint="the daemon has another working directory; give the path from the root",
-            )
+        _check_absolute(name, f"the source of adapter {one.name!r}", one.source)
+
+
+def _check_places(spec: ModelSpec) -> None:
+    if spec.config is not None and not HUB_ID.fullmatch(spec.config):
+        _check_absolute(spec.name, "config", spec.config)
+    for name, one in spec.components.items():
+        if one.source is not None:
+            _check_absolute(spec.name, f"the source of component {name!r}", one.source)
+
+
+def _check_absolute(model: str, what: str, path: str) -> None:
+    if not Path(path).is_absolute():
+        raise InvalidRequest(
+            f"model {model!r}: {what} is {path[:200]!r}, not an absolute path",
+            hint="the daemon has another working directory; give the path from the root",
+        )
 
 
 def _check_offload(name: str, place: str, offload: OffloadSpec) -> None:

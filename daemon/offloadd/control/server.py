@@ -35,6 +35,7 @@ from offloadd.control.journal.journal import Journal
 from offloadd.control.memory.host_budget import budget_bytes, measure
 from offloadd.control.memory.inheritance import Inheritance
 from offloadd.control.memory.memory import HostMemory
+from offloadd.control.models.downloads import Downloads
 from offloadd.control.models.forecasting import Forecasts
 from offloadd.control.models.keep_alive import KeepAlive
 from offloadd.control.models.models import ModelTable
@@ -139,6 +140,12 @@ class Server:
             config.clients.lease,
             clocks,
         )
+        self._downloads = Downloads(
+            self._models,
+            config.hosting.download,
+            setting.environ,
+            lambda news: self._foreman.model_failed(news),
+        )
         self._foreman = Foreman(
             self._models,
             self._dispatcher,
@@ -146,6 +153,7 @@ class Server:
             self._memory,
             self._keep_alive,
             self._costs,
+            self._downloads,
             self._worker_is_ready,
             self._worker_is_lost,
         )
@@ -250,6 +258,7 @@ class Server:
             await supervision
             for beat in beats:
                 beat.cancel()
+        await self._downloads.close()
         await self._memory.close()
         self._journal.close()
         for router in self._routers:

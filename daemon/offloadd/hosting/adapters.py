@@ -7,7 +7,8 @@ none computes the numbers of one that has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from transformers import PreTrainedModel
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.messages import AdapterChoice
 from offloadd.channel.specs import AdapterSpec
-from offloadd.hosting.sources.adapter_files import Bases, adapter_file
+from offloadd.hosting.sources.adapter_files import adapter_file
+from offloadd.hosting.sources.adapter_names import AdapterBase
 from offloadd.offload.engine import Engine
 
 
@@ -32,13 +34,13 @@ class ModelAdapters:
         self,
         specs: Iterable[AdapterSpec],
         pipeline: Any,
-        bases: Bases,
+        base: AdapterBase,
         engine: Engine,
         hosted: Mapping[str, str],
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._pipeline = pipeline
-        self._bases = bases
+        self._base = base
         self._engine = engine
         places = getattr(pipeline, "_lora_loadable_modules", ()) if self._specs else ()
         self._hosted = {name: hosted[name] for name in places if name in hosted}
@@ -60,10 +62,13 @@ class ModelAdapters:
                 self._loaded.add(name)
 
     def _load(self, spec: AdapterSpec) -> None:
-        path = adapter_file(spec, self._bases)
+        path = adapter_file(spec, self._base)
         self._worn = None
         own = _own_name(spec.name)
-        with self._engine.changing_adapters(*self._hosted.values()):
+        with (
+            self._engine.changing_adapters(*self._hosted.values()),
+            _same_gradients(self._modules()),
+        ):
             self._pipeline.load_lora_weights(
                 str(path.parent),
                 weight_name=path.name,
@@ -109,6 +114,22 @@ class ModelAdapters:
 
     def _modules(self) -> list[nn.Module]:
         return [getattr(self._pipeline, name) for name in self._hosted]
+
+
+@contextmanager
+def _same_gradients(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let weights that are there require gradients afterwards if they did before.
+
+    peft freezes them. Nobody computes gradients here, but torch folds matrices by that flag, and
+    then requests that wear nothing would have other numbers than before.
+    """
+    before = [(one, one.requires_grad) for module in modules for one in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, flag in before:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad = flag
 
 
 def _own_name(name: str) -> str:

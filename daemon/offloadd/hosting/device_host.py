@@ -179,7 +179,7 @@ class Supplier:
             layout,
             owner=owner,
             names=names,
-            origin=(files.directory, files.checkpoint),
+            origin=(files.origin, files.checkpoint),
             on_bytes=lambda done, total: watch(),
         )
 

@@ -56,7 +56,7 @@ class HostedModel:
         self._adapters = ModelAdapters(
             description.spec.adapters,
             loaded.pipeline,
-            description.bases,
+            description.adapter_base,
             host.engine,
             placement.hosted,
         )
@@ -85,7 +85,7 @@ class HostedModel:
             loaded = load_pipeline(description.files, description.dtype, supply, on_component)
             undo.callback(loaded.close)
             spec = description.spec
-            switch_on_features(spec.name, modules(loaded.pipeline), plan, spec.components)
+            switch_on_features(spec.name, modules(loaded.pipeline), plan, spec.own_offloads)
             placement = apply_plan(
                 host,
                 description.spec.name,

@@ -128,6 +128,8 @@ class ExtentMap:
 
 def _place(index: CheckpointIndex, name: str, slot: TensorSlot) -> TensorPlace:
     place = index.tensors[name]
+    if name in index.unplaced:
+        raise ValueError(f"{index.location} holds {name!r} arranged otherwise: it is to be packed")
     if place.spec.dtype != slot.spec.dtype:
         path = index.files[place.file_index].path
         raise ModelLoadFailed(

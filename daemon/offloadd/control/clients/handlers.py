@@ -194,12 +194,9 @@ class Handlers:
                     hint=f"say where {request.name[:200]!r} is, or leave the options out",
                 )
             return self._models.load(self._models.find(request.name))
-        self._require_for_files(
-            session, request.source, request.options, "loading a model from a path"
-        )
-        return self._models.load(
-            self._models.host(_spec(request.name, request.source, request.options))
-        )
+        spec = _spec(request.name, request.source, request.options)
+        self._require_for_files(session, spec, "loading a model from a path")
+        return self._models.load(self._models.host(spec))
 
     def _unload(self, session: Session, request: Unload, frames: Frames) -> Answer:
         self._roles.require(session.connection.peer, "unloading a model")
@@ -225,8 +222,8 @@ class Handlers:
             options["device_budget"] = request.device_budget
         hosted = self._models.get(request.source)
         source = request.source if hosted is None else "builtin:shapes"
-        self._require_for_files(session, source, options, "planning a model from a path")
         spec = _spec("plan", source, options)
+        self._require_for_files(session, spec, "planning a model from a path")
         if hosted is not None:
             # As it is hosted, but for what is asked to be otherwise.
             changes = {key: getattr(spec, key) for key in options}
@@ -245,11 +242,9 @@ class Handlers:
         )
         return self._endings.all_ended()
 
-    def _require_for_files(
-        self, session: Session, source: str, options: dict[str, Any], what: str
-    ) -> None:
+    def _require_for_files(self, session: Session, spec: ModelSpec, what: str) -> None:
         """Only administrators name files: promise 7."""
-        if not source.startswith("builtin:") or "adapters" in options:
+        if spec.names_files:
             self._roles.require(session.connection.peer, what)
 
     def _check_changes(self) -> None:

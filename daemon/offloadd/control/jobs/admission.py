@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload_protocol import codec, values
+from offload_protocol import values
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.limits import Limits, check_seed
 from offload_protocol.messages import Submit
@@ -37,8 +37,7 @@ class Admission:
         values.check(request.arguments, frames, self._limits)
         _check_numbers(request)
         model = self._models.find(request.model)
-        if model.described is None and model.error is not None:
-            raise codec.to_exception(model.error)
+        self._models.ask_again(model)
         self._models.check(model)
         check_adapters(request.adapters, model.spec)
         job = Job(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from offload_protocol.messages import ErrorInfo, ModelInfo
+from offload_protocol.messages import DownloadInfo, ErrorInfo, ModelInfo
+from offloadd.channel.downloads import DownloadNews
 from offloadd.channel.messages import ModelDescribed, ModelLoaded
 from offloadd.channel.specs import ModelSpec
 
@@ -35,6 +36,8 @@ class HostedModel:
     is_pinned: bool = False
     shares: bool = False
     """Its jobs take less time together than one after the other, so the worker says."""
+    download: DownloadNews | None = None
+    """How far it is while it is being downloaded, before it can be described."""
     activations_bytes: int = 0
     """The most that one of its jobs has been seen to take on the device by itself."""
     failures: int = 0
@@ -70,6 +73,8 @@ class HostedModel:
             state=(
                 "ready"
                 if loaded
+                else "downloading"
+                if self.download
                 else "loading"
                 if self.is_loading
                 else "failed"
@@ -91,4 +96,11 @@ class HostedModel:
             expires_at=self.expires_at if loaded and not self.is_pinned else None,
             reason=self.reason,
             notes=described.notes if described else [],
+            download=(
+                None
+                if self.download is None
+                else DownloadInfo(
+                    done_bytes=self.download.done_bytes, total_bytes=self.download.total_bytes
+                )
+            ),
         )

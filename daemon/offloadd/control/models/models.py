@@ -78,6 +78,15 @@ class ModelTable(WorkerModels):
                 self._tell(Register(spec=model.spec))
         return waiter
 
+    def ask_again(self, model: HostedModel) -> None:
+        """Let a model that could not be described be looked at again, if that was a while ago.
+
+        Raises why it could not, before that.
+        """
+        if model.described is None and model.error is not None:
+            self.check(model)
+            self.describe_again(model)
+
     def pin(self, model: HostedModel) -> Waiter:
         """Load a model and keep it in memory; the future gives it when it is ready."""
         self._set_pin(model, True)

@@ -149,6 +149,11 @@ class WorkerModels:
             if model.is_loading:
                 self._order(LoadModel(name=news.name))
 
+    def describe_again(self, model: HostedModel) -> None:
+        """Something has changed since a model could not be described: look again."""
+        model.error = None
+        self._tell(Register(spec=model.spec))
+
     def loaded(self, news: ModelLoaded) -> None:
         """A model is in memory."""
         model = self._models.get(news.name)

@@ -21,6 +21,7 @@ from offloadd.channel.messages import (
 )
 from offloadd.control.jobs.dispatcher import Dispatcher
 from offloadd.control.memory.memory import HostMemory
+from offloadd.control.models.downloads import Downloads
 from offloadd.control.models.keep_alive import KeepAlive
 from offloadd.control.models.models import ModelTable
 from offloadd.control.scheduling.scheduler import Scheduler
@@ -41,6 +42,7 @@ class Foreman:
         memory: HostMemory,
         keep_alive: KeepAlive,
         costs: Costs,
+        downloads: Downloads,
         on_ready: Callable[[DeviceReport], None],
         on_lost: Callable[[WorkerCrashed], None],
     ) -> None:
@@ -51,6 +53,7 @@ class Foreman:
         self._memory = memory
         self._keep_alive = keep_alive
         self._costs = costs
+        self._downloads = downloads
         self._on_ready = on_ready
         self._on_lost = on_lost
 
@@ -94,6 +97,7 @@ class Foreman:
     def _model_news(self, news: ModelDescribed | ModelLoaded | ModelFailed | ModelUnloaded) -> None:
         match news:
             case ModelDescribed():
+                self._downloads.known(news.name)
                 self._models.described(news)
             case ModelLoaded():
                 self._models.loaded(news)
@@ -101,6 +105,8 @@ class Foreman:
                 loaded_bytes = sum(component.bytes for component in news.components)
                 self._costs.note_load(loaded_bytes, news.loading_s)
             case ModelFailed():
+                if self._downloads.takes(news):
+                    return
                 self._models.failed(news)
             case ModelUnloaded():
                 # Whoever asked hears of it when the memory is back with the system.
@@ -108,7 +114,13 @@ class Foreman:
                 return
         self._tell_dispatcher(news.name)
 
+    def model_failed(self, news: ModelFailed) -> None:
+        """A model was not to be had, whatever the worker would say."""
+        self._models.failed(news)
+        self._tell_dispatcher(news.name)
+
     def _unloaded(self, news: ModelUnloaded) -> None:
+        self._downloads.dropped(news.name)
         self._models.unloaded(news)
         self._scheduler.model_left(news.name)
         self._tell_dispatcher(news.name)

@@ -123,9 +123,10 @@ def _weightless(files: ComponentFiles) -> Any:
 
 def _assemble(files: PipelineFiles, components: dict[str, Any]) -> Any:
     kind = pipeline_class(files.class_name)
+    given = {**components, **dict.fromkeys(files.left_out)}
     try:
         # Everything that has files is passed in; this only reads settings and wires the parts.
-        return kind.from_pretrained(files.directory, **components, local_files_only=True)
+        return kind.from_pretrained(files.directory, **given, local_files_only=True)
     except UNFIT as error:
         raise ModelLoadFailed(
             f"the components of {files.directory} do not make a {files.class_name}: {error}",

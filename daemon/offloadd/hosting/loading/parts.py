@@ -16,7 +16,7 @@ from torch import nn
 from offload_protocol.errors import ModelLoadFailed
 from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading.plain_loading import UNFIT, unfit
-from offloadd.hosting.loading.skeletons import NotReproducible, build_skeleton
+from offloadd.hosting.loading.skeletons import NotReproducible, Skeleton, build_skeleton
 from offloadd.hosting.loading.stand_ins import class_to_build
 from offloadd.hosting.loading.weights import (
     Weights,
@@ -26,7 +26,7 @@ from offloadd.hosting.loading.weights import (
     stored_buffers,
     unmatched_weights,
 )
-from offloadd.hosting.packs.pack_order import PackOrder
+from offloadd.hosting.packs.pack_order import How, PackOrder
 from offloadd.hosting.packs.packs import Packs, packed_weights
 from offloadd.hosting.sources.classes import component_class
 from offloadd.offload.weights.casting import Casting
@@ -88,20 +88,9 @@ def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Par
     """
     checkpoint, name = files.checkpoint, files.name
     assert checkpoint is not None  # the caller has looked
-    kind = component_class(name, files.library, files.class_name)
     packs, casting = supply.packs(name), supply.casting(name)
     quantization = supply.quantization(name)
-    try:
-        built = class_to_build(name, kind, files.directory)
-        skeleton = build_skeleton(built, files.directory, checkpoint, dtype, quantization)
-    except NotReproducible as reason:
-        raise ModelLoadFailed(
-            f"component {name!r} cannot be hosted: {reason}",
-            hint="take the model with components of diffusers' and transformers' model classes",
-            details={"component": name, "path": str(files.directory)},
-        ) from reason
-    except UNFIT as error:
-        raise unfit(name, files.class_name, files.directory, error) from error
+    skeleton = skeleton_of(files, dtype, quantization)
     module = skeleton.module
     if skeleton.names is None:
         wanted = unmatched_weights(module, checkpoint, casting)
@@ -112,7 +101,35 @@ def build_part(files: ComponentFiles, dtype: torch.dtype, supply: Supply) -> Par
     wanted = match_weights(module, skeleton.names, checkpoint, casting)
     if wanted.is_direct:
         return Part(files, module, wanted)
-    return Part(files, module, wanted, packs.order("cast", files, wanted, dtype))
+    how: How = "convert" if checkpoint.is_original else "cast"
+    return Part(files, module, wanted, packs.order(how, files, wanted, dtype))
+
+
+def skeleton_of(
+    files: ComponentFiles, dtype: torch.dtype, quantization: QuantizationSpec | None = None
+) -> Skeleton:
+    """A component's module without its weights; raises `ModelLoadFailed` if it cannot be built."""
+    checkpoint, name = files.checkpoint, files.name
+    assert checkpoint is not None  # the caller has looked
+    kind = component_class(name, files.library, files.class_name)
+    try:
+        built = class_to_build(name, kind, files.directory)
+        skeleton = build_skeleton(built, files.directory, checkpoint, dtype, quantization)
+        if skeleton.names is None and files.weights_place is not None:
+            # Its class reads directories, and would take the weights that lie in this one.
+            raise NotReproducible(
+                f"its weights in {checkpoint.location} have to be "
+                f"{'quantised' if skeleton.quantised else 'converted'} as a directory is loaded"
+            )
+        return skeleton
+    except NotReproducible as reason:
+        raise ModelLoadFailed(
+            f"component {name!r} cannot be hosted: {reason}",
+            hint="take the model with components of diffusers' and transformers' model classes",
+            details={"component": name, "path": str(files.directory)},
+        ) from reason
+    except UNFIT as error:
+        raise unfit(name, files.class_name, files.directory, error) from error
 
 
 def finish_part(
@@ -128,7 +145,8 @@ def finish_part(
     if part.is_loaded:
         held = loaded_buffers(part.module, weights)
     else:
-        held = stored_buffers(part.module, part.weights)
+        is_beside = weights.index.is_original
+        held = stored_buffers(part.module, weights if is_beside else part.weights)
     if not held.layout.size_bytes:
         return weights, []
     source = supply.open(part.files, held, watch)

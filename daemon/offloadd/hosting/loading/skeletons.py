@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading import diffusers_skeletons, transformers_skeletons
+from offloadd.hosting.loading.original_skeletons import OriginalSkeletons
 from offloadd.hosting.loading.stand_ins import loads_in_its_own_way
 from offloadd.hosting.quantization.gguf_files import blank_from_gguf, is_gguf
 from offloadd.hosting.quantization.library import quantise_blank, settings_for
@@ -67,12 +68,15 @@ def build_skeleton(
     """
     if is_gguf(index.location):
         return _from_gguf(kind, directory, index, dtype)
-    library = _library(kind)
+    library = library_of(kind)
+    if index.is_original:
+        library = OriginalSkeletons(library)
     config = library.load_config(kind, directory)
     saved = config_value(config, _QUANTIZATION)
     if saved is not None:
         config = library.without(config, _QUANTIZATION)
-    with torch.random.fork_rng(devices=[]), _default_dtype(dtype), parameters_on_meta():
+    built_in = torch.float32 if index.is_original else dtype
+    with torch.random.fork_rng(devices=[]), _default_dtype(built_in), parameters_on_meta():
         module = library.construct(kind, config, directory, dtype)
     names = library.checkpoint_names(module, index)
     stored = {
@@ -81,11 +85,15 @@ def build_skeleton(
     rule = library.dtype_rule(module, dtype, stored)
     _set_dtypes(module, rule)
     for name, buffer in list(module.named_buffers()):
-        if name in stored and rule(name, buffer.dtype) != buffer.dtype:
+        is_cast = name in stored or index.is_original
+        if is_cast and rule(name, buffer.dtype) != buffer.dtype:
             path, _, attribute = name.rpartition(".")
             module.get_submodule(path)._buffers[attribute] = buffer.to(rule(name, buffer.dtype))
     # A buffer on meta is one that the constructor computes from weights.
-    needs_loading = loads_in_its_own_way(kind) or any(one.is_meta for one in module.buffers())
+    needs_loading = any(one.is_meta for one in module.buffers())
+    if needs_loading and index.is_original:
+        raise NotReproducible(f"{kind.__name__} computes buffers from weights as it loads them")
+    needs_loading = needs_loading or (loads_in_its_own_way(kind) and not index.is_original)
     quantised = _quantise(kind, module, saved, quantization)
     if quantization is not None and not quantised:
         # Asking has marked the module as a quantised one.
@@ -105,7 +113,7 @@ def quantised_skeleton(
     Nothing of the process is changed, so that other threads may compute meanwhile. Raises as
     `build_skeleton` does, and what a constructor raises that cannot do without values.
     """
-    library = _library(kind)
+    library = library_of(kind)
     config = library.load_config(kind, directory)
     saved = config_value(config, _QUANTIZATION)
     if saved is not None:
@@ -137,6 +145,18 @@ def _quantise(
         return 0
     settings = saved if quantization is None else settings_for(kind, quantization)
     return quantise_blank(module, settings, is_stored=saved is not None)
+
+
+def blank_module(kind: type[Any], directory: Path) -> nn.Module:
+    """A module of the class without any memory, for its names and shapes.
+
+    Other threads may compute meanwhile. Raises as `build_skeleton` does.
+    """
+    library = library_of(kind)
+    config = library.load_config(kind, directory)
+    with torch.device("meta"):
+        made: nn.Module = library.construct(kind, config, directory, torch.float32)
+    return made
 
 
 def config_value(config: Any, key: str) -> Any:
@@ -181,7 +201,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _library(kind: type[Any]) -> Any:
+def library_of(kind: type[Any]) -> Any:
+    """How the library of a class builds it; raises `NotReproducible` for other classes."""
     for base, library in _LIBRARIES:
         if issubclass(kind, base):
             return library

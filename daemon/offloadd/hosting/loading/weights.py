@@ -39,10 +39,17 @@ class Weights:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the files have every tensor in the layout's dtype."""
-        return all(
-            self.index.tensors[self.names.get(name, name)].spec.dtype == slot.spec.dtype
+        """Whether the files have every tensor, buffers too, in the layout's dtype."""
+        return not self.indirect and not self.index.unplaced
+
+    @property
+    def indirect(self) -> frozenset[str]:
+        """The tensors that the files have in another dtype or arrangement."""
+        return frozenset(
+            name
             for name, slot in self.layout.slots().items()
+            if (there := self.names.get(name, name)) in self.index.unplaced
+            or self.index.tensors[there].spec.dtype != slot.spec.dtype
         )
 
 

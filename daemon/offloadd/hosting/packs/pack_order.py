@@ -25,6 +25,9 @@ _VERSION = "offloadd pack 3"
 _DIGITS = 32
 
 
+How = Literal["cast", "load", "convert", "unpickle"]
+
+
 class PackedUnit(msgspec.Struct, frozen=True):
     """A unit of the layout: its name, and name, dtype and shape of its tensors."""
 
@@ -36,14 +39,15 @@ class PackOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for a component's weights in the dtypes of the layout.
 
     With `cast`, the files at `location` have these tensors under `names` and only their dtypes
-    differ; with `load` the class's own `from_pretrained` reads them, with `dtype`; with `unpickle`
+    differ; with `load` the class's own `from_pretrained` reads them, with `dtype`; with `convert`
+    the file at `location` has them in the layout of the model's authors; with `unpickle`
     the files are pickles, all of whose tensors are taken as they are. With `quantization` loading
     quantises. A tensor named in `through`
     is rounded to that dtype first. `files` are the weight files that it is made from.
     """
 
     path: str
-    how: Literal["cast", "load", "unpickle"]
+    how: How
     component: str
     directory: str
     files: list[SourceFile]

@@ -144,6 +144,34 @@ def _loaded_buffers(module: torch.nn.Module) -> Iterator[PackEntry]:
             yield _entry(TensorSpec(name, dtype, tuple(buffer.shape)), buffer)
 
 
+def _write_converted(order: PackOrder) -> None:
+    from safetensors.torch import load_file
+
+    from offloadd.hosting.loading.original_layout import convert
+    from offloadd.hosting.loading.skeletons import blank_module
+    from offloadd.hosting.loading.stand_ins import class_to_build
+    from offloadd.hosting.sources.classes import component_class
+
+    directory = Path(order.directory)
+    kind = component_class(order.component, order.library, order.class_name)
+    kind = class_to_build(order.component, kind, directory)
+    # The file is mapped, and what is not packed is never looked at.
+    tensors = convert(kind, blank_module(kind, directory), directory, load_file(order.location))
+    entries = [
+        _converted_entry(slot.spec, tensors[order.names.get(name, name)], order.through.get(name))
+        for name, slot in order.layout().slots().items()
+    ]
+    write_pack(Path(order.path), entries, pack_metadata(order.files))
+
+
+def _converted_entry(spec: TensorSpec, tensor: torch.Tensor, through: str | None) -> PackEntry:
+    def produce() -> Buffer:
+        computed = tensor.to(DTYPES[through or spec.dtype])
+        return _bytes_of(computed.to(DTYPES[spec.dtype]))
+
+    return PackEntry(spec, produce)
+
+
 def _write_unpickled(order: PackOrder) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for file in order.files:
@@ -165,6 +193,9 @@ def _unpickled(path: Path) -> dict[Any, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise _refused(path, " ".join(str(error).split())[:300]) from error
+    # Trainers put the weights beside their own state, some more than once.
+    while isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
     if not isinstance(found, dict):
         raise _refused(path, f"it holds a {type(found).__name__}, not named tensors")
     return found
@@ -201,6 +232,7 @@ def _bytes_of(tensor: torch.Tensor) -> Buffer:
 _WRITERS: dict[str, Callable[[PackOrder], None]] = {
     "cast": _write_cast,
     "load": _write_loaded,
+    "convert": _write_converted,
     "unpickle": _write_unpickled,
 }
 

@@ -12,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import diffusers
 import msgspec
@@ -26,7 +25,9 @@ from offload_protocol.errors import InternalError, ModelLoadFailed
 from offloadd.channel.specs import QuantizationSpec
 from offloadd.hosting.loading.weights import Weights
 from offloadd.hosting.packs.pack_order import (
+    How,
     PackAnswer,
+    PackedUnit,
     PackOrder,
     pack_key,
     pack_prefix,
@@ -50,7 +51,7 @@ class Packs:
 
     def order(
         self,
-        how: Literal["cast", "load"],
+        how: How,
         files: ComponentFiles,
         weights: Weights,
         dtype: torch.dtype,
@@ -59,31 +60,39 @@ class Packs:
         """The order for a component's weights in the dtypes of their layout.
 
         `cast` where the files have every tensor, `load` where only the class's `from_pretrained`
-        can read them, or is to quantise them.
+        can read them, or is to quantise them; `convert` where those alone are packed that the file
+        has otherwise.
         """
         names, through = dict(weights.names), dict(weights.through)
         about = [how, files.library, files.class_name, repr(sorted(through.items()))]
-        if how == "load":
+        if how in ("load", "convert"):
             about += [dtype_name(dtype), *_loaders(files.directory)]
             about += [repr(quantization), library_version()]
         key = pack_key(weights.index, weights.layout, names, about)
-        name = f"{pack_prefix(files.directory)}-{key}.safetensors"
+        units, location = packed_units(weights.layout), weights.index.location
+        if how == "convert":
+            units, location = _units_to_convert(weights), weights.index.files[0].path
         return PackOrder(
-            path=str(self.directory / name),
+            path=str(self._path(files.origin, key)),
             how=how,
             component=files.name,
             library=files.library,
             class_name=files.class_name,
             directory=str(files.directory),
-            location=str(weights.index.location),
+            location=str(location),
             variant=weights.index.variant,
             dtype=dtype_name(dtype),
             files=[SourceFile.of(file) for file in weights.index.files],
-            units=packed_units(weights.layout),
+            units=units,
             names=names,
             through=through,
             quantization=quantization,
         )
+
+    def _path(self, origin: Path, key: str) -> Path:
+        # One file under two names is one pack: the key says which file it is.
+        default = self.directory / f"{pack_prefix(origin)}-{key}.safetensors"
+        return next(self.directory.glob(f"*-{key}.safetensors"), default)
 
 
 def write_packs(
@@ -111,8 +120,42 @@ def write_packs(
 def packed_weights(
     order: PackOrder, weights: Weights, recall: Recall = nothing_recalled
 ) -> Weights:
-    """The weights as the pack of their order holds them."""
-    return Weights(_index_of(Path(order.path), recall), weights.layout, {}, {})
+    """The weights as the pack of their order holds them, and the original files what it lacks."""
+    index = _index_of(Path(order.path), recall)
+    if order.how == "convert" and not index.is_original:
+        index = _beside_the_file(weights, index)
+    return Weights(index, weights.layout, {}, {})
+
+
+def _beside_the_file(weights: Weights, pack: CheckpointIndex) -> CheckpointIndex:
+    """One index of a file and of the pack that has what the file has otherwise."""
+    file = weights.index
+    names = {**{name: name for name in file.tensors}, **weights.names}
+    places = {name: file.tensors[there] for name, there in names.items()}
+    for name, place in pack.tensors.items():
+        places[name] = replace(place, file_index=place.file_index + len(file.files))
+    return replace(
+        file,
+        location=pack.location,
+        files=(*file.files, *pack.files),
+        tensors=places,
+        unplaced=frozenset(),
+    )
+
+
+def _units_to_convert(weights: Weights) -> list[PackedUnit]:
+    wanted = weights.indirect
+    units = [
+        PackedUnit(unit.name, tensors)
+        for unit in packed_units(weights.layout)
+        if (tensors := [one for one in unit.tensors if one[0] in wanted])
+    ]
+    # Buffers are in no layout; the module's are filled from the same index.
+    index, named = weights.index, set(weights.names.values())
+    buffers = [index.tensors[name].spec for name in sorted(index.unplaced - named)]
+    if buffers:
+        units.append(PackedUnit("", [(one.name, one.dtype, one.shape) for one in buffers]))
+    return units
 
 
 def _is_there(order: PackOrder, recall: Recall) -> bool:

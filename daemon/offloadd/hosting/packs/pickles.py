@@ -31,18 +31,21 @@ class Unpickler:
     cache: Path
     watch: Callable[[], None] = lambda: None
 
-    def __call__(self, directory: Path, variant: str | None) -> CheckpointIndex | None:
-        """The weights of a component's directory; None where its pickles are no whole checkpoint.
+    def __call__(self, place: Path, variant: str | None) -> CheckpointIndex | None:
+        """The weights of a file, or of a component's directory; None where that has none whole.
 
         Raises `ModelLoadFailed` for pickles that hold anything but tensors, `StorageFailed`.
         """
-        names = choose_pickles(os.listdir(directory), variant)  # noqa: PTH208
+        directory, names = place.parent, [place.name]
+        if place.is_dir():
+            directory = place
+            names = choose_pickles(os.listdir(directory), variant)  # noqa: PTH208
         if not names:
             return None
         sources = [_source(directory / name) for name in names]
         digest = hashlib.blake2b(repr([_VERSION, torch.__version__, sources]).encode())
         # Packs of a component go when it gets another; these are of another kind.
-        name = f"{pack_prefix(directory / 'pickles')}-{digest.hexdigest()[:32]}.safetensors"
+        name = f"{pack_prefix(place / 'pickles')}-{digest.hexdigest()[:32]}.safetensors"
         path = self.cache / name
         order = PackOrder(
             path=str(path),

@@ -32,7 +32,8 @@ def check_settings(spec: ModelSpec, with_weights: Collection[str]) -> None:
 
 def make_plan(spec: ModelSpec, with_weights: Collection[str], auto: OffloadSpec) -> Plan:
     """The settings of every component; `auto` is what that word stands for here and now."""
-    chosen = {name: spec.components.get(name, spec.offload) for name in with_weights}
+    own = spec.own_offloads
+    chosen = {name: own.get(name, spec.offload) for name in with_weights}
     return {
         name: msgspec.structs.replace(one, mode=auto.mode) if one.mode == "auto" else one
         for name, one in chosen.items()

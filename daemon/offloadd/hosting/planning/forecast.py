@@ -6,21 +6,21 @@ that the forecast is what loading then does, as long as the same budgets hold.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from offload_protocol.errors import InvalidRequest, OutOfMemory
+from offload_protocol.errors import OutOfMemory
 from offload_protocol.messages import BudgetStep, ComponentForecast, Forecast
 from offloadd.channel.forecasts import ForecastOrder
 from offloadd.hosting.device_host import reserve_bytes
-from offloadd.hosting.loading.skeletons import NotReproducible, build_skeleton
+from offloadd.hosting.loading.parts import skeleton_of
+from offloadd.hosting.placing.features import switch_on_features
 from offloadd.hosting.placing.offload_plan import Plan as Settings
 from offloadd.hosting.placing.offload_plan import setting_notes
 from offloadd.hosting.placing.offloading import allowances_of
 from offloadd.hosting.placing.presets import casting_of, group_options, resting_on_disk
-from offloadd.hosting.sources.classes import component_class
 from offloadd.hosting.sources.describe import Description, describe
 from offloadd.hosting.sources.dtypes import dtype_name
 from offloadd.offload.accelerator.cpu import CpuAccelerator
@@ -42,14 +42,13 @@ AS_FAST = 1.02
 def forecast(order: ForecastOrder) -> Forecast:
     """Plan a model for a device.
 
-    Raises what `describe` and the checks of loading raise, and `InvalidRequest` for a component
-    whose class can only be built by loading it.
+    Raises what `describe` and the checks of loading raise.
     """
     description = describe(order.spec, order.on_cpu)
     budget_bytes = description.budget_bytes(order.device_bytes)
     settings = description.plan(order.free_bytes, order.device_bytes, order.on_cpu)
     parts = [one for one in description.files.components if one.checkpoint is not None]
-    groupings = {one.name: _grouping(one, description, settings) for one in parts}
+    groupings = _groupings(parts, description, settings)
     on_disk = resting_on_disk(settings, description.component_bytes, budget_bytes, order.on_cpu)
     held = _held_bytes(groupings, on_disk, order.host_budget_bytes)
     short = {name for name in groupings if not held[name] and budget_bytes is None}
@@ -215,21 +214,20 @@ class _Forecaster:
         return min(allowance.limit_bytes, kept_bytes + resident_bytes + ring_bytes)
 
 
-def _grouping(files: ComponentFiles, description: Description, settings: Settings) -> Grouping:
-    checkpoint = files.checkpoint
-    assert checkpoint is not None  # the caller has looked
-    kind = component_class(files.name, files.library, files.class_name)
-    offload = settings[files.name]
-    try:
-        skeleton = build_skeleton(
-            kind, files.directory, checkpoint, description.dtype, offload.quantization
-        )
-    except NotReproducible as reason:
-        raise InvalidRequest(
-            f"component {files.name!r} cannot be planned from its files' headers: {reason}",
-            hint="load the model, and look at `offloadctl ps`",
-        ) from None
-    return group_module(skeleton.module, group_options(offload), casting_of(offload))
+def _groupings(
+    parts: Sequence[ComponentFiles], description: Description, settings: Settings
+) -> dict[str, Grouping]:
+    """Each component as loading would cut it, with its features switched on; weights are absent."""
+    modules = {
+        one.name: skeleton_of(one, description.dtype, settings[one.name].quantization).module
+        for one in parts
+    }
+    spec = description.spec
+    switch_on_features(spec.name, modules, settings, spec.own_offloads)
+    return {
+        name: group_module(module, group_options(settings[name]), casting_of(settings[name]))
+        for name, module in modules.items()
+    }
 
 
 def _held_bytes(

@@ -69,7 +69,7 @@ def _stored_bytes(spec: ModelSpec, files: ComponentFiles, dtype: torch.dtype) ->
         skeleton = quantised_skeleton(built, files.directory, files.checkpoint, dtype, wanted)
     except (*UNFIT, RuntimeError, NotReproducible):
         return None
-    if wanted is not None and not skeleton.quantised and files.name in spec.components:
+    if wanted is not None and not skeleton.quantised and files.name in spec.own_offloads:
         raise InvalidRequest(
             f"model {spec.name!r}: {files.name!r} cannot have quantization = {wanted.type!r}: "
             f"{type(skeleton.module).__name__} has no linear layers that it leaves to quantise",
@@ -80,7 +80,7 @@ def _stored_bytes(spec: ModelSpec, files: ComponentFiles, dtype: torch.dtype) ->
 
 
 def _wanted(spec: ModelSpec, component: str) -> QuantizationSpec | None:
-    return spec.components.get(component, spec.offload).quantization
+    return spec.own_offloads.get(component, spec.offload).quantization
 
 
 def _is_saved_quantised(spec: ModelSpec, files: ComponentFiles) -> bool:
@@ -105,7 +105,7 @@ def _is_saved_quantised(spec: ModelSpec, files: ComponentFiles) -> bool:
 
 def _check_alone(spec: ModelSpec, files: ComponentFiles) -> None:
     """Raise for settings that would change how weights are stored that are quantised already."""
-    settings = spec.components.get(files.name, spec.offload)
+    settings = spec.own_offloads.get(files.name, spec.offload)
     for given in ("quantization", "storage_dtype"):
         if getattr(settings, given) is not None:
             raise InvalidRequest(

@@ -1,7 +1,7 @@
 """The files of a model's adapters (LoRA), judged from their headers before anything is loaded.
 
 Promises: what passes is one whole safetensors file that holds pairs of LoRA matrices and nothing
-else, fitting the model's weights wherever its names say which those are. Pickles never pass.
+else, fitting the model's weights, however its trainer names them. Pickles never pass.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offloadd.channel.specs import AdapterSpec, ModelSpec
+from offloadd.hosting.sources.adapter_names import AdapterBase, named_by_layer
 from offloadd.offload.adapters.adapters import check_pairs
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.index.weight_file import looking_at, read_weight_file, refuse
 from offloadd.store.layout import TensorSpec
-
-Bases = Mapping[str, CheckpointIndex]
-"""The weights of the model's components, by their names."""
 
 _USUAL_NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 
@@ -27,19 +24,19 @@ _MATRIX = re.compile(
     r"(?P<component>[^.]+)\.(?P<layer>.+)\.(?:(?P<down>lora_A|lora_down|lora\.down)|"
     r"lora_B|lora_up|lora\.up)\.weight"
 )
-"""A matrix whose name says of which layer it is. Other trainers' names only diffusers knows."""
+"""A matrix whose name says of which layer it is."""
 
 _TEXT_MODEL = "text_model."
 """Some versions of transformers have it before the layers of CLIP, others do not."""
 
 
-def check_adapters(spec: ModelSpec, pipeline_class: Any, bases: Bases) -> None:
+def check_adapters(spec: ModelSpec, base: AdapterBase) -> None:
     """Raise for adapters that this model cannot have; see `adapter_file`."""
     if not spec.adapters:
         return
-    if not hasattr(pipeline_class, "load_lora_weights"):
+    if not hasattr(base.pipeline_class, "load_lora_weights"):
         raise InvalidRequest(
-            f"model {spec.name!r}: {pipeline_class.__name__} takes no adapters",
+            f"model {spec.name!r}: {base.pipeline_class.__name__} takes no adapters",
             hint="leave adapters out",
         )
     if any(one.compile for one in (spec.offload, *spec.components.values())):
@@ -48,10 +45,10 @@ def check_adapters(spec: ModelSpec, pipeline_class: Any, bases: Bases) -> None:
             hint="leave compile out: adapters change layers that it has compiled",
         )
     for adapter in spec.adapters:
-        adapter_file(adapter, bases)
+        adapter_file(adapter, base)
 
 
-def adapter_file(adapter: AdapterSpec, bases: Bases) -> Path:
+def adapter_file(adapter: AdapterSpec, base: AdapterBase) -> Path:
     """The adapter's file, whose header was read and fits the model.
 
     Raises `ModelLoadFailed` for a file that is not there, no safetensors file or cut short,
@@ -62,7 +59,7 @@ def adapter_file(adapter: AdapterSpec, bases: Bases) -> Path:
         specs = read_weight_file(path).specs
         check_pairs(specs)
         _check_only_pairs(specs)
-        _check_shapes(specs, bases)
+        _check_shapes(named_by_layer(specs, base), base.checkpoints)
     except (InvalidRequest, ModelLoadFailed) as error:
         raise type(error)(
             f"adapter {adapter.name!r}: {error.message}",
@@ -102,14 +99,13 @@ def _check_only_pairs(names: Iterable[str]) -> None:
             )
 
 
-def _check_shapes(specs: Mapping[str, TensorSpec], bases: Bases) -> None:
+def _check_shapes(specs: Mapping[str, TensorSpec], bases: Mapping[str, CheckpointIndex]) -> None:
     """Compare every matrix with the layer that it is for; the base is [out, in, ...]."""
-    named, found = 0, 0
+    found = 0
     for name, spec in specs.items():
         match = _MATRIX.fullmatch(name)
         if match is None or match["component"] not in bases:
             continue
-        named += 1
         base = _base_shape(bases[match["component"]], match["layer"])
         if base is None:
             continue
@@ -122,7 +118,7 @@ def _check_shapes(specs: Mapping[str, TensorSpec], bases: Bases) -> None:
                 hint="use an adapter that was trained for this model",
                 details={"tensor": name, "expected": list(base), "found": list(spec.shape)},
             )
-    if named and not found:
+    if not found:
         raise InvalidRequest(
             "the adapter does not fit this model, which has none of its layers",
             hint="use an adapter that was trained for this model",

@@ -22,13 +22,14 @@ from offloadd.hosting.placing.offload_plan import Plan, check_settings, make_pla
 from offloadd.hosting.quantization.components import check_quantised, quantised_bytes
 from offloadd.hosting.quantization.gguf_files import is_gguf
 from offloadd.hosting.sources.adapter_files import check_adapters
+from offloadd.hosting.sources.adapter_names import AdapterBase
 from offloadd.hosting.sources.classes import component_class, pipeline_class
 from offloadd.hosting.sources.component_config import read_config
 from offloadd.hosting.sources.dtypes import choose_dtype, dtype_name, loaded_bytes
+from offloadd.hosting.sources.pipeline_files import Finder
 from offloadd.hosting.sources.signatures import Parameter, call_parameters
-from offloadd.hosting.sources.sources import source_directory
 from offloadd.hosting.sources.tasks import check_components, class_for_task
-from offloadd.store.index import CheckpointIndex, ComponentFiles, PipelineFiles, inspect_pipeline
+from offloadd.store.index import ComponentFiles, PipelineFiles
 from offloadd.store.index.pipeline import Recall, Unpickle, nothing_recalled
 
 _log = logging.getLogger(__name__)
@@ -55,9 +56,9 @@ class Description:
         return None if budget is None else parse_size_bytes(budget, whole_bytes=device_bytes)
 
     @property
-    def bases(self) -> dict[str, CheckpointIndex]:
-        """Where each component's weights are."""
-        return {one.name: one.checkpoint for one in self.files.components if one.checkpoint}
+    def adapter_base(self) -> AdapterBase:
+        """What its adapters are for."""
+        return _adapter_base(self.files)
 
     def plan(self, free_device_bytes: int, device_bytes: int, on_cpu: bool) -> Plan:
         """How each component is to be offloaded, given what is free of the device now.
@@ -115,7 +116,7 @@ class Description:
     def _offload_name(self, component: str) -> str:
         if component not in self.component_bytes:
             return ""
-        return self.spec.components.get(component, self.spec.offload).mode
+        return self.spec.own_offloads.get(component, self.spec.offload).mode
 
 
 def describe(
@@ -131,12 +132,7 @@ def describe(
     `ModelLoadFailed` for a source that cannot be hosted, `InvalidRequest` for settings that do not
     fit the model or the device, `StorageFailed` for a disk that cannot be read.
     """
-    files = inspect_pipeline(
-        source_directory(spec.source, spec.revision),
-        variant=spec.variant,
-        recall=recall,
-        unpickle=unpickle if spec.weights_only else nothing_recalled,
-    )
+    files = Finder(recall, unpickle).find(spec)
     if (class_name := _class_name(spec, files)) != files.class_name:
         check_components(class_name, [one.name for one in files.components])
         files = replace(files, class_name=class_name)
@@ -146,7 +142,7 @@ def describe(
     weighty = {one.name: one.checkpoint for one in files.components if one.checkpoint is not None}
     check_settings(spec, weighty)
     quantised = check_quantised(spec, files)
-    check_adapters(spec, kind, weighty)
+    check_adapters(spec, _adapter_base(files))
     for note in setting_notes(spec):
         _log.warning("model=%s: %s", spec.name, note)
     plain = [one for one in weighty.values() if not is_gguf(one.location)]
@@ -160,6 +156,15 @@ def describe(
         size_multiple=_size_multiple(files),
         component_bytes={name: loaded_bytes(one, dtype) for name, one in weighty.items()}
         | quantised_bytes(spec, files, quantised, dtype),
+    )
+
+
+def _adapter_base(files: PipelineFiles) -> AdapterBase:
+    parts = {one.name: one for one in files.components if one.checkpoint is not None}
+    return AdapterBase(
+        pipeline_class(files.class_name),
+        {name: one.checkpoint for name, one in parts.items() if one.checkpoint is not None},
+        read_config(parts["unet"].directory) if "unet" in parts else {},
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import offloadd.hosting
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offloadd.store.index import find_source
+from offloadd.store.index.hub_cache import hub_cache
 
 _BUILTIN = "builtin:"
 
@@ -24,7 +25,7 @@ def source_directory(source: str, revision: str | None = None) -> Path:
             f"the source {source[:200]!r} is not an absolute path",
             hint="the daemon has another working directory; give the path from the root",
         )
-    return find_source(source, cache_directory=_hub_cache(), revision=revision or "main")
+    return find_source(source, cache_directory=hub_cache(os.environ), revision=revision or "main")
 
 
 def _builtin(name: str) -> Path:
@@ -35,12 +36,3 @@ def _builtin(name: str) -> Path:
             hint="the built-in model is builtin:shapes",
         )
     return directory
-
-
-def _hub_cache() -> Path:
-    # The same places, in the same order, as huggingface_hub.
-    for name, below in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub")):
-        if value := os.environ.get(name):
-            return Path(value).expanduser() / below
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "huggingface" / "hub"

@@ -110,7 +110,7 @@ class Planning:
         try:
             self.refit(terms)
         except OutOfMemory as error:
-            _log.warning("%s keeps to what it has: %s", self.component.name, error)
+            _log.warning("%s keeps to what it has: %s", self.component.name, error.message)
 
     def _take_first_ring(self, plan: Plan) -> None:
         self._shared.follow_alone()
@@ -146,7 +146,7 @@ class Planning:
                 self._judge(terms)
         except OutOfMemory as error:
             # Whatever is configured by now is slower but right, and nobody asked for a change.
-            _log.warning("%s keeps to what it has: %s", self.component.name, error)
+            _log.warning("%s keeps to what it has: %s", self.component.name, error.message)
             self.stage = Stage.SETTLED
             self.executor.trace(self.component.name, None)
 

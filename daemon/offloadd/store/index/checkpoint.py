@@ -51,6 +51,10 @@ class CheckpointIndex:
 
     `location` is what was indexed (for messages), `variant` the variant that was really found,
     `ignored` the names of tensors that lie in shards without being in the index's allow-list.
+
+    With `is_original`, the tensors are as diffusers names and arranges them, and the file is as the
+    model's authors do; `unplaced` names those whose bytes are not in the file in that arrangement,
+    so that their places say nothing.
     """
 
     location: Path
@@ -59,6 +63,8 @@ class CheckpointIndex:
     metadata: Mapping[str, str]
     variant: str | None = None
     ignored: tuple[str, ...] = ()
+    is_original: bool = False
+    unplaced: frozenset[str] = frozenset()
 
     @property
     def size_bytes(self) -> int:

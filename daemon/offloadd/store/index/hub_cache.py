@@ -8,6 +8,7 @@ has a sentence.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from offload_protocol.errors import ModelLoadFailed
@@ -17,6 +18,15 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)
 _REF_LIMIT_BYTES = 1024
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Where the cache is: the same places, in the same order, as huggingface_hub."""
+    for name, below in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if value := environ.get(name):
+            return Path(value).expanduser() / below
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "huggingface" / "hub"
 
 
 def find_source(source: str, *, cache_directory: Path, revision: str = "main") -> Path:

@@ -7,7 +7,7 @@ has had every weight file's header checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _WEIGHTLESS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "Extracto
 Recall = Callable[[Path, str | None], CheckpointIndex | None]
 """What is known of the weights of a place and variant that are in memory, if any are."""
 
-_GONE = ("missing", "missing_shards", "no_weights", "no_index", "dangling_link")
+GONE = ("missing", "missing_shards", "no_weights", "no_index", "dangling_link")
 """Problems that a weight file has which is not there, rather than wrong."""
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Elsewhere:
 
     recall: Recall
     unpickle: Unpickle
+    given: Given
 
     def find(
         self, directory: Path, variant: str | None, error: ModelLoadFailed
@@ -59,7 +60,7 @@ class Elsewhere:
         kind = error.details.get("kind")
         if kind == "pickle":
             return self.unpickle(directory, variant)
-        if kind not in _GONE:
+        if kind not in GONE:
             return None
         found = self.recall(directory, variant)
         if found is None and variant is not None:
@@ -71,13 +72,23 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ComponentFiles:
-    """One component; `checkpoint` is None for what has no weights (tokenizers, schedulers)."""
+    """One component; `checkpoint` is None for what has no weights (tokenizers, schedulers).
+
+    `directory` holds its configuration; `weights_place` is by what its weights are recalled, where
+    they are not that directory's.
+    """
 
     name: str
     library: str
     class_name: str
     directory: Path
     checkpoint: CheckpointIndex | None
+    weights_place: Path | None = None
+
+    @property
+    def origin(self) -> Path:
+        """By what its weights are recalled."""
+        return self.weights_place or self.directory
 
     @property
     def size_bytes(self) -> int:
@@ -86,15 +97,27 @@ class ComponentFiles:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFiles:
-    """A pipeline's directory; components in the order of model_index.json."""
+    """A pipeline's directory; components in the order of model_index.json.
+
+    `left_out` are the components that model_index.json lists and this model goes without.
+    """
 
     directory: Path
     class_name: str
     components: tuple[ComponentFiles, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         return sum(component.size_bytes for component in self.components)
+
+
+Given = Callable[[ComponentFiles], ComponentFiles | None]
+"""Gives a component's weights where they are not in its directory; asked without a checkpoint."""
+
+
+def nothing_given(asked: ComponentFiles) -> None:
+    """The `Given` of a pipeline whose weights are all in its own directory."""
 
 
 def inspect_pipeline(
@@ -103,28 +126,32 @@ def inspect_pipeline(
     variant: str | None = None,
     recall: Recall = nothing_recalled,
     unpickle: Unpickle = nothing_recalled,
+    given: Given = nothing_given,
+    without: Collection[str] = (),
 ) -> PipelineFiles:
     """Read model_index.json and every component's headers.
 
     A component without the variant is taken in its plain form, as diffusers does. Where weight
     files are gone, what `recall` knows of their weights in memory stands for them; where there are
-    only pickles, what `unpickle` makes of them. Raises
+    only pickles, what `unpickle` makes of them. `given` goes before all of these; components in
+    `without` are left out. Raises
     `ModelLoadFailed` when the directory is no pipeline, a component or a weight file is missing
     or unsound, or no component at all has the variant;
     `StorageFailed` where the disk fails.
     """
     with looking_at(directory):
-        return _inspect(directory, variant, Elsewhere(recall, unpickle))
+        return _inspect(directory, variant, Elsewhere(recall, unpickle, given), without)
 
 
-def _inspect(directory: Path, variant: str | None, elsewhere: Elsewhere) -> PipelineFiles:
+def _inspect(
+    directory: Path, variant: str | None, elsewhere: Elsewhere, without: Collection[str]
+) -> PipelineFiles:
     path = directory / MODEL_INDEX_NAME
     if not directory.is_dir():
         raise refuse(
             directory,
             "is not a directory",
-            "give the directory of a diffusers pipeline; a single file is turned into one by "
-            "from_single_file(...) and save_pretrained(...) of its pipeline's class",
+            "give the directory of a diffusers pipeline, or the path of a *.safetensors file",
         )
     if not path.exists() and not path.is_symlink():
         raise refuse(
@@ -136,10 +163,15 @@ def _inspect(directory: Path, variant: str | None, elsewhere: Elsewhere) -> Pipe
             found=list_directory(directory)[:20],
         )
     index = _read_index(path)
+    listed = {
+        name: value
+        for name, value in index.items()
+        if not name.startswith("_") and is_component(value)
+    }
     components = tuple(
         _component(path, name, value, variant, elsewhere)
-        for name, value in index.items()
-        if not name.startswith("_") and _is_component(value)
+        for name, value in listed.items()
+        if name not in without
     )
     if variant is not None and not any(
         component.checkpoint and component.checkpoint.variant for component in components
@@ -151,7 +183,8 @@ def _inspect(directory: Path, variant: str | None, elsewhere: Elsewhere) -> Pipe
             kind="missing_variant",
             expected=variant,
         )
-    return PipelineFiles(directory, _class_name(path, index), components)
+    left_out = tuple(name for name in listed if name in without)
+    return PipelineFiles(directory, _class_name(path, index), components, left_out)
 
 
 def _read_index(path: Path) -> dict[str, Any]:
@@ -177,7 +210,8 @@ def _class_name(path: Path, index: dict[str, Any]) -> str:
     return name
 
 
-def _is_component(value: Any) -> bool:
+def is_component(value: Any) -> bool:
+    """Whether an entry of model_index.json is a component that is there."""
     # Settings of the pipeline (booleans, numbers) stand beside the components, and a component
     # that was left out is [null, null].
     return (
@@ -198,6 +232,9 @@ def _component(
             found=name,
         )
     directory = index_path.parent / name
+    given = elsewhere.given(ComponentFiles(name, library, class_name, directory, None))
+    if given is not None:
+        return given
     if not directory.is_dir():
         raise refuse(
             directory,
