@@ -153,12 +153,15 @@ def test_stats_show_sizes_and_times_for_people_and_survive_missing_keys() -> Non
         "daemon": {"version": "1", "uptime_s": 200.0},
         "store": {"host_used_bytes": 1 << 30, "disk_read_bytes_total": 0},
         "devices": [{"id": "cpu", "free_bytes": 1 << 20, "note": None}],
+        "embeddings": {"limit_bytes": 1 << 28, "size_bytes": 1 << 20, "hits_total": 3},
         "workers": [{"device": "cpu", "restarts_total": 0}, {"device": "cuda:0"}],
     }
     tables = {table.title: table for table in stats_tables(stats)}
     assert ("uptime", "3m 20s") in tables["daemon"].rows
     assert ("host used", "1.0 GiB") in tables["store"].rows
     assert tables["devices"].rows == [["cpu", "1.0 MiB", "-"]]
+    assert tables["embeddings"].headings == (">LIMIT", ">SIZE", ">HITS")
+    assert tables["embeddings"].rows == [["256.0 MiB", "1.0 MiB", "3"]]
     assert tables["workers"].rows[1] == ["cuda:0", "-"]
     assert tables["jobs"].rows == []
     assert stats_tables({})[0].rows == []
