@@ -62,14 +62,13 @@ def test_adapters_are_part_of_a_requests_fingerprint_and_of_its_message() -> Non
     assert codec.convert(codec.plain(more), Submit) == more
 
 
-def test_a_job_with_adapters_has_the_device_by_itself_and_takes_them_along() -> None:
+def test_a_jobs_adapters_go_along_with_it_and_unknown_ones_are_refused() -> None:
     plane = Plane(SPEC, max_sweep=4)
     plane.work()
     plane.submit("dressed", adapters=[AdapterChoice(name="ink", weight=0.5)])
     plane.submit("plain")
     ordered = [one for one in plane.orders if isinstance(one, RunJob)]
     assert [one.adapters for one in ordered][:1] == [[AdapterChoice(name="ink", weight=0.5)]]
-    assert ordered[0].is_alone
     with pytest.raises(InvalidRequest):
         plane.submit("other", adapters=[AdapterChoice(name="wax")])
 
