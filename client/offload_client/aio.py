@@ -15,7 +15,7 @@ from offload_client.aio_waiting import Looping
 from offload_client.core import (
     QUICK_TIMEOUT_S,
     Settings,
-    absolute_source,
+    load_fields,
     plan_fields,
     program_name,
     rows_of_jobs,
@@ -213,7 +213,7 @@ class AsyncClient(Looping):
         **options: Any,
     ) -> ModelInfo:
         """Host a model under a name and wait until it is loaded, as `Client.load` does."""
-        fields = {"name": name, "source": absolute_source(source), "options": options}
+        fields = load_fields(name, source, options)
         return convert(await self._ask(messages.Load, timeout_s, None, **fields), ModelInfo)
 
     async def plan(

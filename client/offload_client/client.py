@@ -14,7 +14,7 @@ from offload_client.blocking import Blocking
 from offload_client.core import (
     QUICK_TIMEOUT_S,
     Settings,
-    absolute_source,
+    load_fields,
     plan_fields,
     program_name,
     rows_of_jobs,
@@ -272,12 +272,13 @@ class Client(Blocking):
 
             client.load("sdxl", "/models/sdxl-base", dtype="float16", offload="group")
 
-        `source` is a directory in the diffusers layout or a hub id; without it, a model that is
-        already known is loaded now. `options` are the keys of a `[[models]]` entry in the daemon's
+        `source` is a directory in the diffusers layout, a hub id, or a single-file checkpoint with
+        the directory of its configurations as `config`; without it, a model that is already known
+        is loaded now. `options` are the keys of a `[[models]]` entry in the daemon's
         configuration. Raises `ModelLoadFailed`, which names what is wrong with the source,
         `InvalidRequest` for an option, and `Unauthorized` without the administrator's role.
         """
-        fields = {"name": name, "source": absolute_source(source), "options": options}
+        fields = load_fields(name, source, options)
         return convert(self._ask(messages.Load, timeout_s, None, **fields), ModelInfo)
 
     def plan(

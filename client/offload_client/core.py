@@ -302,7 +302,30 @@ def plan_fields(
     """The fields of `Plan`."""
     budgets = {"device_budget": device_budget, "host_budget": host_budget}
     given = {name: str(value) for name, value in budgets.items() if value is not None}
-    return {"source": absolute_source(source), "options": dict(options), **given}
+    return {"source": absolute_source(source), "options": absolute_options(options), **given}
+
+
+def load_fields(
+    name: str, source: str | os.PathLike[str] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of `Load`."""
+    source = absolute_source(source)
+    return {"name": name, "source": source, "options": absolute_options(options)}
+
+
+def absolute_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options, with the paths among them as `absolute_source` gives them."""
+    made = dict(options)
+    if made.get("config") is not None:
+        made["config"] = absolute_source(made["config"])
+    if isinstance(made.get("components"), Mapping):
+        made["components"] = {
+            name: {**one, "source": absolute_source(one["source"])}
+            if isinstance(one, Mapping) and one.get("source") is not None
+            else one
+            for name, one in made["components"].items()
+        }
+    return made
 
 
 def absolute_source(source: str | os.PathLike[str] | None) -> str | None:

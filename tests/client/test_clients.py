@@ -242,6 +242,22 @@ def test_load_sends_options_and_makes_paths_absolute(
     assert loads[0].options == {"dtype": "float16"}
 
 
+def test_load_makes_the_paths_of_a_single_file_absolute(
+    twin: Twin, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client = twin.client(peer.endpoint)
+    components = {"vae": {"source": "./vae.safetensors"}, "unet": "none"}
+    twin.do(client.load("m", "./m.safetensors", config=Path("config"), components=components))
+    twin.do(client.load("m", "./m.safetensors", config="owner/name"))
+    loads = [request for request in peer.heard if type(request).__name__ == "Load"]
+    assert loads[0].options == {
+        "config": str(tmp_path / "config"),
+        "components": {"vae": {"source": str(tmp_path / "vae.safetensors")}, "unet": "none"},
+    }
+    assert loads[1].options == {"config": "owner/name"}
+
+
 @pytest.mark.parametrize("source", ["x" * 300, "/" + "x" * 300, "~nobody-of-that-name/model"])
 def test_load_sends_a_source_that_cannot_be_looked_up_as_it_is(
     twin: Twin, peer: Peer, source: str
