@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import gguf
 import numpy as np
 import pytest
 import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from hosting.families import FAMILIES
 from hosting.hosting_help import SEED, Drawn, device_host, host, run
+from hosting.tiny_gguf import save_gguf
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
 from offload_protocol.errors import InvalidRequest
@@ -71,9 +73,25 @@ def compiled(module: Any) -> object:
     return module.compile_repeated_blocks(backend=EAGER)
 
 
+GGUF = "flux-Q8_0.gguf"
+"""In the model's directory."""
+
 OF_TEXT = "`quantization` (`float8`) of a text encoder"
 
+
+def from_gguf(module: Any) -> object:
+    """The module with its weights from the file beside the model."""
+    directory = Path(module.config._name_or_path)
+    return type(module).from_single_file(
+        str(directory.parent / GGUF),
+        config=str(directory),
+        quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=torch.float32),
+        dtype=torch.float32,
+    )
+
+
 FEATURES: dict[str, Feature] = {
+    "`source` in GGUF": Feature("transformer", {"source": GGUF}, from_gguf),
     "`storage_dtype`": Feature(
         "transformer", {"storage_dtype": "float8_e4m3fn"}, cast(torch.float8_e4m3fn)
     ),
@@ -128,18 +146,24 @@ def plain(directory: Path, names: Sequence[str]) -> Drawn:
     pipeline.set_progress_bar_config(disable=True)
     with backend_kept():
         for name in names:
-            FEATURES[name].plain(getattr(pipeline, FEATURES[name].component))
+            component = FEATURES[name].component
+            made = FEATURES[name].plain(getattr(pipeline, component))
+            if isinstance(made, diffusers.ModelMixin):
+                setattr(pipeline, component, made)
         noise = [torch.Generator("cpu").manual_seed(SEED + number) for number in range(2)]
         images: Drawn = pipeline(generator=noise, **CALL).images
     return images
 
 
-def settings(mode: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def settings(directory: Path, mode: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The model's settings for features in a mode."""
     components: dict[str, dict[str, Any]] = {}
     for name in names:
         feature = FEATURES[name]
-        components.setdefault(feature.component, dict(mode)).update(feature.settings)
+        own = components.setdefault(feature.component, dict(mode))
+        own.update(feature.settings)
+        if "source" in own:
+            own["source"] = str(directory / own["source"])
     return {"offload": mode, "components": components}
 
 
@@ -158,7 +182,7 @@ class Trials:
         if mode["mode"] == "group":
             # Where the other modes' packs are: a process that writes one takes seconds to start.
             mode = {**mode, "offload_to_disk_path": str(device_host()._cache)}
-        options = settings(mode, names)
+        options = settings(self._directory, mode, names)
         if mode["mode"] in ("model", "sequential", "stream"):
             options["device_budget"] = int(self._whole_bytes * SHARE)
         try:
@@ -188,7 +212,10 @@ def trials(flux_directory_with_guidance: Path) -> Trials:
 @pytest.fixture(scope="module")
 def flux_directory_with_guidance(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("flux")
-    FAMILIES["flux"].build().save_pretrained(directory)
+    pipeline = FAMILIES["flux"].build()
+    pipeline.save_pretrained(directory)
+    weights = pipeline.transformer.state_dict()
+    save_gguf(directory / GGUF, weights, gguf.GGMLQuantizationType.Q8_0)
     return directory
 
 
@@ -202,14 +229,16 @@ def test_every_feature_works_in_every_mode_and_beside_every_other_or_is_refused(
         for name in FEATURES
     }
     working = [name for name, found in in_modes.items() if set(found.values()) == {"works"}]
-    assert len(working) == 9
+    assert len(working) == 10
     beside = {
         (one, other): trials.found(MODES["stream"], [one, other])
         for one, other in combinations(working, 2)
         if not (one.startswith("`storage_dtype`") and other.startswith("`storage_dtype`"))
         and OF_TEXT not in (one, other)
     }
-    everything = [name for name in working if "storage_dtype" not in name]
+    everything = [
+        name for name in working if "storage_dtype" not in name and name != "`quantization`"
+    ]
     assert trials.found(MODES["stream"], everything) == "works"
     spread = {key: refusal_of(key) for key in ("device_map", "max_memory")}
     written = document(in_modes, beside, spread)

@@ -37,6 +37,8 @@ def start_log(level: int = logging.INFO) -> None:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Until `quieten_libraries`: what it says while it is imported goes past our filter.
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 
 
 def quieten_libraries() -> None:

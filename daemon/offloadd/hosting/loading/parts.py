@@ -28,6 +28,7 @@ from offloadd.hosting.loading.weights import (
 )
 from offloadd.hosting.packs.pack_order import How, PackOrder
 from offloadd.hosting.packs.packs import Packs, packed_weights
+from offloadd.hosting.quantization.gguf_files import is_gguf
 from offloadd.hosting.sources.classes import component_class
 from offloadd.offload.weights.casting import Casting
 from offloadd.store.index import ComponentFiles
@@ -115,7 +116,8 @@ def skeleton_of(
     try:
         built = class_to_build(name, kind, files.directory)
         skeleton = build_skeleton(built, files.directory, checkpoint, dtype, quantization)
-        if skeleton.names is None and files.weights_place is not None:
+        is_read_by_class = skeleton.names is None and not is_gguf(checkpoint.location)
+        if is_read_by_class and files.weights_place is not None:
             # Its class reads directories, and would take the weights that lie in this one.
             raise NotReproducible(
                 f"its weights in {checkpoint.location} have to be "

@@ -38,6 +38,8 @@ def check_quantised(spec: ModelSpec, files: PipelineFiles) -> frozenset[str]:
         wanted = _wanted(spec, one.name)
         if is_gguf(one.checkpoint.location):
             _check_alone(spec, one)
+        elif one.weights_place is not None and wanted is not None:
+            raise _not_from_a_file(spec, one)
         elif _is_saved_quantised(spec, one) or wanted is not None:
             check_library(spec.name)
             found.add(one.name)
@@ -81,6 +83,15 @@ def _stored_bytes(spec: ModelSpec, files: ComponentFiles, dtype: torch.dtype) ->
 
 def _wanted(spec: ModelSpec, component: str) -> QuantizationSpec | None:
     return spec.own_offloads.get(component, spec.offload).quantization
+
+
+def _not_from_a_file(spec: ModelSpec, files: ComponentFiles) -> InvalidRequest:
+    return InvalidRequest(
+        f"model {spec.name!r}: the weights of {files.name!r} are in a single file, which is not "
+        "quantised when it is loaded",
+        hint="host it from a directory that save_pretrained wrote, or leave quantization out",
+        details={"component": files.name, "setting": "quantization"},
+    )
 
 
 def _is_saved_quantised(spec: ModelSpec, files: ComponentFiles) -> bool:

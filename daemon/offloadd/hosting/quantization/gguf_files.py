@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from diffusers import GGUFQuantizationConfig
+from diffusers.loaders.single_file_utils import SingleFileComponentError
 from torch import nn
 
 from offload_protocol.errors import ModelLoadFailed
@@ -24,6 +25,12 @@ from offloadd.store.index.gguf import SUFFIX, BlockType, read_gguf
 
 _PACKAGE = "gguf"
 _BYTES = "bytes"
+
+_STUMBLES = (
+    *(KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError),
+    SingleFileComponentError,
+)
+"""What the conversions of diffusers raise for the weights of another model, as seen."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -47,7 +54,7 @@ def blank_from_gguf(
 ) -> nn.Module:
     """The module that `load_gguf` gives, with weights and buffers on meta.
 
-    Raises what the class raises for names or shapes that do not fit its configuration.
+    Raises `ValueError` for a file whose weights are not those that the configuration wants.
     """
     parameter = _parameter_class()
     types = {one.name: number for number, one in _block_types().items()}
@@ -56,7 +63,14 @@ def blank_from_gguf(
         values = torch.empty(place.spec.shape, dtype=DTYPES[place.spec.dtype], device="meta")
         block = index.metadata.get(name)
         blank[name] = values if block is None else parameter(values, quant_type=_type(types[block]))
-    return _from_single_file(kind, blank, directory, dtype, device="meta")
+    try:
+        return _from_single_file(kind, blank, directory, dtype, device="meta")
+    except _STUMBLES as error:
+        told = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{index.location} holds no {kind.__name__} of this configuration "
+            f"({type(error).__name__}: {told})"
+        ) from error
 
 
 def load_gguf(kind: type[Any], path: Path, directory: Path, dtype: torch.dtype) -> nn.Module:

@@ -14,6 +14,7 @@ from torch import nn
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offloadd.channel.specs import ModelSpec
+from offloadd.hosting.quantization.gguf_files import index_gguf, is_gguf
 from offloadd.hosting.sources.classes import component_class
 from offloadd.hosting.sources.guessed_config import guessed_config
 from offloadd.hosting.sources.original_files import OriginalFile, place_of
@@ -141,6 +142,8 @@ class _OwnSources:
             return None
         self.used.add(asked.name)
         source = Path(own.source)
+        if is_gguf(source) and not source.is_dir():
+            return self._from_gguf(asked, source)
         if source.is_dir():
             index = read_checkpoint(source, variant=self.spec.variant)
             return replace(asked, directory=source, checkpoint=index)
@@ -154,6 +157,16 @@ class _OwnSources:
             return replace(asked, checkpoint=index_there, weights_place=place)
         _require_config(asked, source)
         return file.whole(asked)
+
+    def _from_gguf(self, asked: ComponentFiles, file: Path) -> ComponentFiles:
+        _require_config(asked, file)
+        try:
+            index: CheckpointIndex | None = index_gguf(file)
+        except ModelLoadFailed as error:
+            index = self.finder.recalled(file, error)
+            if index is None:
+                raise
+        return replace(asked, checkpoint=index, weights_place=file)
 
     def check_used(self) -> None:
         """Raise `InvalidRequest` for a source of a component that the model does not have."""
