@@ -54,8 +54,7 @@ class RunJob(ToWorker, frozen=True):
     owner: str | None = None
     """Who asked; what text encoders gave is used again for nobody else, and for None not at all."""
     adapters: list[AdapterChoice] = msgspec.field(default_factory=list)
-    """What the model wears for this job; one with any `is_alone`, since these are settings of its
-    layers, which whoever else has the device at the same time would compute with."""
+    """What the model wears for this job; jobs that have the device together wear the same."""
 
 
 class GiveWay(ToWorker, frozen=True):
