@@ -17,14 +17,18 @@ from hosting.families import FAMILIES
 from hosting.hosting_help import SEED, Drawn, call_arguments, draw, host, new_device_host, run
 from hosting.original_layouts import sd3_state
 from hosting.test_quantization import PLACES
+from hosting.tiny_adapter_files import save_adapter
 from hosting.tiny_gguf import save_gguf
 from offload.rig import simulated_device
+from offload.tiny_adapters import lora
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
+from offload_protocol.messages import AdapterChoice
 from offloadd.channel.forecasts import ForecastOrder
 from offloadd.channel.specs import model_spec
 from offloadd.hosting.loading.loading import modules
 from offloadd.hosting.planning.forecast import forecast
+from offloadd.hosting.running.arguments import prepare_call
 
 KINDS = [gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0]
 
@@ -39,7 +43,12 @@ def files(flux_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @cache
-def expected(directory: Path, file: Path, dtype: torch.dtype = torch.float32) -> Drawn:
+def expected(
+    directory: Path,
+    file: Path,
+    dtype: torch.dtype = torch.float32,
+    adapter: Path | None = None,
+) -> Drawn:
     """What plain diffusers draws with the file."""
     transformer = diffusers.FluxTransformer2DModel.from_single_file(
         str(file),
@@ -51,6 +60,8 @@ def expected(directory: Path, file: Path, dtype: torch.dtype = torch.float32) ->
         directory, transformer=transformer, dtype=dtype
     )
     pipeline.set_progress_bar_config(disable=True)
+    if adapter is not None:
+        pipeline.load_lora_weights(adapter.parent, weight_name=adapter.name, adapter_name="ink")
     noise = torch.Generator("cpu").manual_seed(SEED)
     images: Drawn = pipeline(generator=noise, **call_arguments(directory)).images
     return images
@@ -109,6 +120,29 @@ def test_the_file_alone_is_needed_beside_the_configuration(
     there = expected(flux_directory, files["Q8_0"], torch.bfloat16)
     np.testing.assert_array_equal(draw(model), there)
     assert model.unload() == []
+
+
+def test_adapters_work_beside_blocks_as_in_plain_diffusers(
+    flux_directory: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    pairs = lora(diffusers_module(flux_directory), ["to_q", "to_v"], seed=1)
+    state = {f"transformer.{name}": one for name, one in pairs.items()}
+    adapter = save_adapter(tmp_path / "ink.safetensors", state)
+    model = host(
+        flux_directory,
+        adapters=[{"name": "ink", "source": str(adapter)}],
+        **hosted_with(files["Q4_0"], mode="sequential"),
+    )
+    description = model.description
+    call = prepare_call(
+        call_arguments(flux_directory), description.parameters, SEED, model.device, torch.float32
+    )
+    chosen = [AdapterChoice(name="ink", weight=1.0)]
+    drawn = model.run(call, lambda step, steps: None, lambda: None, adapters=chosen)["images"]
+    there = expected(flux_directory, files["Q4_0"], adapter=adapter)
+    np.testing.assert_array_equal(drawn, there)
+    assert np.abs(there - expected(flux_directory, files["Q4_0"])).max() > 1e-4
+    model.unload()
 
 
 def test_blocks_are_stored_as_they_are_in_the_file_and_foretold(

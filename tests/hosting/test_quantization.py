@@ -258,6 +258,27 @@ def test_adapters_work_beside_quantised_weights_as_in_a_plain_script(
     np.testing.assert_array_equal(drawn, picture(pipeline, sd_directory))
     assert np.abs(drawn - expected(sd_directory, "int8")).max() > 1e-4
     np.testing.assert_array_equal(draw(model), expected(sd_directory, "int8"))
+    with pytest.raises(InvalidRequest, match="is quantised, and adapters cannot be fused"):
+        model._host.engine.fuse(model._placement.hosted["unet"], ["adapter_ink"])
+    np.testing.assert_array_equal(draw(model), expected(sd_directory, "int8"))
+    model.unload()
+
+
+def test_adapters_are_taken_for_weights_that_were_saved_quantised(
+    saved_quantised: Path, sd_directory: Path, tmp_path: Path
+) -> None:
+    file = save_adapter(
+        tmp_path / "ink.safetensors", sd_adapter(sd_directory, 1, ATTENTION, encoder=False)
+    )
+    model = host(saved_quantised, dtype="float32", adapters=[{"name": "ink", "source": str(file)}])
+    description = model.description
+    call = prepare_call(
+        call_arguments(sd_directory), description.parameters, SEED, model.device, torch.float32
+    )
+    chosen = [AdapterChoice(name="ink", weight=1.0)]
+    drawn = model.run(call, lambda step, steps: None, lambda: None, adapters=chosen)["images"]
+    bare = expected(sd_directory, "int8", ("unet", "text_encoder"))
+    assert np.abs(drawn - bare).max() > 1e-4
     model.unload()
 
 

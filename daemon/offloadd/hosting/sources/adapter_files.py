@@ -12,7 +12,9 @@ from pathlib import Path
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offloadd.channel.specs import AdapterSpec, ModelSpec
+from offloadd.hosting.quantization.gguf_files import is_gguf
 from offloadd.hosting.sources.adapter_names import AdapterBase, named_by_layer
+from offloadd.hosting.sources.dtypes import is_of_quantised
 from offloadd.offload.adapters.adapters import check_pairs
 from offloadd.store.index import CheckpointIndex
 from offloadd.store.index.weight_file import looking_at, read_weight_file, refuse
@@ -101,10 +103,15 @@ def _check_only_pairs(names: Iterable[str]) -> None:
 
 def _check_shapes(specs: Mapping[str, TensorSpec], bases: Mapping[str, CheckpointIndex]) -> None:
     """Compare every matrix with the layer that it is for; the base is [out, in, ...]."""
+    # Their files name and shape parts of weights, not layers: whether it fits is seen in loading.
+    quantised = {name for name, one in bases.items() if _is_quantised(one)}
     found = 0
     for name, spec in specs.items():
         match = _MATRIX.fullmatch(name)
         if match is None or match["component"] not in bases:
+            continue
+        if match["component"] in quantised:
+            found += 1
             continue
         base = _base_shape(bases[match["component"]], match["layer"])
         if base is None:
@@ -123,6 +130,10 @@ def _check_shapes(specs: Mapping[str, TensorSpec], bases: Mapping[str, Checkpoin
             "the adapter does not fit this model, which has none of its layers",
             hint="use an adapter that was trained for this model",
         )
+
+
+def _is_quantised(base: CheckpointIndex) -> bool:
+    return is_gguf(base.location) or any(is_of_quantised(name) for name in base.tensors)
 
 
 def _base_shape(base: CheckpointIndex, layer: str) -> tuple[int, ...] | None:
