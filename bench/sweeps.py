@@ -31,7 +31,7 @@ from offloadd.offload.planning.allowances import Allowance
 
 CLIENTS = 8
 GROUPS = 24
-MODEL = Width(channels=1024, layers=1)
+MODEL = Width(channels=640, layers=4)
 STEPS = 6
 PROMPT = "a red circle on a white background"
 WAIT_S = 900.0
