@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import ComponentSpec, OffloadSpec, model_spec
+from offloadd.channel.checked_specs import model_spec
+from offloadd.channel.specs import ComponentSpec, OffloadSpec
 from offloadd.config import (
     SECTIONS,
     Config,

@@ -20,7 +20,8 @@ from pydantic_core import ErrorDetails
 
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.sizes import parse_duration_s, parse_size_bytes
-from offloadd.channel.specs import HUB_ID, ModelSpec, keep_alive_s, model_spec
+from offloadd.channel.checked_specs import HUB_ID, keep_alive_s, model_spec
+from offloadd.channel.specs import ModelSpec
 
 SYSTEM_FILE = Path("/etc/offloadd/offloadd.toml")
 ENVIRONMENT_PREFIX = "OFFLOADD_"

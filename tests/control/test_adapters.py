@@ -12,8 +12,8 @@ from control.plane import Plane
 from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest
 from offload_protocol.messages import AdapterChoice, Submit
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.messages import RunJob
-from offloadd.channel.specs import model_spec
 from offloadd.config import describe, load_config
 from offloadd.control.jobs.adapters import check_adapters
 from offloadd.control.jobs.jobs import fingerprint

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from offload_protocol.messages import ErrorInfo
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.messages import ModelFailed, Register, ToWorker
-from offloadd.channel.specs import model_spec
 from offloadd.control.models.downloads import Downloads
 from offloadd.control.models.models import ModelTable
 

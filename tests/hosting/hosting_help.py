@@ -21,7 +21,7 @@ from PIL import Image
 from offload_protocol.values import Frame, pack, unpack
 from offloadd.channel.arena import ExtentOpened, OpenExtent
 from offloadd.channel.base import FromWorker
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.hosted import HostedModel
 from offloadd.hosting.running.arguments import prepare_call

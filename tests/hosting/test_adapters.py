@@ -30,7 +30,7 @@ from offload.tiny_adapters import StateDict, lora
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OffloadError
 from offload_protocol.messages import AdapterChoice
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel
 from offloadd.hosting.running.arguments import prepare_call

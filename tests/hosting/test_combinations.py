@@ -27,7 +27,7 @@ from hosting.tiny_gguf import save_gguf
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 
 TABLE = Path(__file__).parents[2] / "docs" / "combinations.md"
 CALL = FAMILIES["flux"].arguments(

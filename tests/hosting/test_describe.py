@@ -15,7 +15,7 @@ from hosting.tiny_pipelines import save_sd
 from safetensors.torch import load_file, save_file
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OffloadError
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.sources.describe import Description, describe
 from offloadd.hosting.sources.sources import source_directory
 

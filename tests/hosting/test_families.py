@@ -16,7 +16,7 @@ from hosting.families import FAMILIES, Family
 from hosting.hosting_help import CPU, SEED, device_host, host, run
 from hosting.hosting_help import same_values as same
 
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.sources.describe import describe
 
 BETWEEN = 7

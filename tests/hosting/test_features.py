@@ -12,7 +12,7 @@ from hosting.hosting_help import Drawn, draw, host
 from hosting.test_storage_dtype import cast_script
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.loading.loading import modules
 
 

@@ -13,8 +13,8 @@ from hosting.hosting_help import draw, host, new_device_host
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OutOfMemory
 from offload_protocol.messages import Forecast
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.forecasts import ForecastOrder
-from offloadd.channel.specs import model_spec
 from offloadd.hosting.planning.forecast import forecast
 from offloadd.offload.accelerator.simulated import Link, SimulatedAccelerator
 

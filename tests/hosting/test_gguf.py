@@ -24,8 +24,8 @@ from offload.tiny_adapters import lora
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offload_protocol.messages import AdapterChoice
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.forecasts import ForecastOrder
-from offloadd.channel.specs import model_spec
 from offloadd.hosting.loading.loading import modules
 from offloadd.hosting.planning.forecast import forecast
 from offloadd.hosting.running.arguments import prepare_call

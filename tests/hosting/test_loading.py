@@ -17,7 +17,7 @@ from hosting.hosting_help import Drawn, draw, host
 from hosting.tiny_pipelines import save_sd
 
 from offload_protocol.errors import Cancelled
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import HostedModel
 from offloadd.hosting.loading import skeletons

@@ -16,7 +16,7 @@ from hosting.tiny_pipelines import save_sd
 from safetensors.torch import load_file, save_file
 
 from offload_protocol.errors import Cancelled, ModelLoadFailed, StorageFailed
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.hosted import HostedModel
 from offloadd.hosting.sources.describe import describe
 from offloadd.store.pack_cache import cache_directory

@@ -14,7 +14,7 @@ from hosting.tiny_pipelines import save_sd
 from safetensors.torch import load_file
 
 from offload_protocol.errors import ModelLoadFailed
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.packs.pickles import Unpickler
 from offloadd.hosting.sources.describe import describe
 from offloadd.store.index.naming import choose_pickles

@@ -30,8 +30,8 @@ from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed
 from offload_protocol.messages import AdapterChoice
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.forecasts import ForecastOrder
-from offloadd.channel.specs import model_spec
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.loading.loading import modules
 from offloadd.hosting.planning.forecast import forecast

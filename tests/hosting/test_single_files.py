@@ -37,7 +37,7 @@ from offload import tiny_denoisers as denoisers
 from safetensors.torch import load_file, save_file
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OffloadError
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 from offloadd.hosting.device_host import accelerator_for
 from offloadd.hosting.hosted import HostedModel
 from offloadd.hosting.packs.pickles import Unpickler

@@ -12,7 +12,7 @@ import torch
 from hosting.hosting_help import SEED, Drawn, call_arguments, draw, host
 
 from offload_protocol.errors import InvalidRequest
-from offloadd.channel.specs import model_spec
+from offloadd.channel.checked_specs import model_spec
 
 
 def cast_script(directory: Path, storage: torch.dtype) -> Drawn:

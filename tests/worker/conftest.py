@@ -11,8 +11,8 @@ from hosting.hosting_help import Drawn, plain_script
 from hosting.tiny_pipelines import save_sd
 from worker.worker_process import WorkerProcess, worker_process
 
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.messages import ModelDescribed, Register
-from offloadd.channel.specs import model_spec
 
 
 @pytest.fixture(scope="session")

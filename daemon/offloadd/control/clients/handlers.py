@@ -34,7 +34,8 @@ from offload_protocol.messages import (
     Unload,
     Unpin,
 )
-from offloadd.channel.specs import ModelSpec, model_spec
+from offloadd.channel.checked_specs import model_spec
+from offloadd.channel.specs import ModelSpec
 from offloadd.config import checked_source
 from offloadd.control.clients.roles import Roles
 from offloadd.control.clients.sessions import Session, Sessions

@@ -18,9 +18,10 @@ import msgspec
 from offload_protocol import codec
 from offload_protocol.errors import InternalError
 from offload_protocol.messages import ErrorInfo
+from offloadd.channel.checked_specs import HUB_ID
 from offloadd.channel.downloads import DownloadNews, DownloadOrder, Wanted
 from offloadd.channel.messages import ModelFailed
-from offloadd.channel.specs import HUB_ID, ModelSpec
+from offloadd.channel.specs import ModelSpec
 from offloadd.control.models.hosted_model import HostedModel
 from offloadd.control.models.models import ModelTable
 from offloadd.control.workers.supervisor import worker_environment
