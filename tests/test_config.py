@@ -13,15 +13,8 @@ import pytest
 from offload_protocol.errors import InvalidRequest
 from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.specs import ComponentSpec, OffloadSpec
-from offloadd.config import (
-    SECTIONS,
-    Config,
-    checked_source,
-    config_file,
-    describe,
-    environment_name,
-    load_config,
-)
+from offloadd.config import SECTIONS, Config, environment_name
+from offloadd.config_files import checked_source, config_file, describe, load_config
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from offload_protocol.errors import InvalidRequest
 from offload_protocol.messages import AdapterChoice, Submit
 from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.messages import RunJob
-from offloadd.config import describe, load_config
+from offloadd.config_files import describe, load_config
 from offloadd.control.jobs.adapters import check_adapters
 from offloadd.control.jobs.jobs import fingerprint
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from offload_protocol.endpoints import daemon_endpoint
 from offload_protocol.errors import OffloadError
-from offloadd.config import Config, config_file, describe, load_config
+from offloadd.config import Config
+from offloadd.config_files import config_file, describe, load_config
 from offloadd.control.clients.entrances import (
     Entrance,
     close_entrances,

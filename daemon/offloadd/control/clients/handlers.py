@@ -36,7 +36,7 @@ from offload_protocol.messages import (
 )
 from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.specs import ModelSpec
-from offloadd.config import checked_source
+from offloadd.config_files import checked_source
 from offloadd.control.clients.roles import Roles
 from offloadd.control.clients.sessions import Session, Sessions
 from offloadd.control.jobs.dispatcher import Dispatcher
