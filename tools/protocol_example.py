@@ -16,15 +16,12 @@ from offload_protocol.messages import (
     PROTOCOL_VERSION,
     Finished,
     Hello,
-    JobInfo,
-    Outcome,
     Progress,
     Reply,
     Submit,
     Taken,
-    Timings,
-    Welcome,
 )
+from offload_protocol.records import JobInfo, Outcome, Timings, Welcome
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "protocol.md"
 BEGIN = "<!-- worked example: made by tools/protocol_example.py -->"

@@ -39,7 +39,7 @@ from offload_protocol.errors import (
     Unreachable,
     WorkerCrashed,
 )
-from offload_protocol.messages import ComponentInfo, Forecast, JobInfo, JobState, ModelInfo, Timings
+from offload_protocol.records import ComponentInfo, Forecast, JobInfo, JobState, ModelInfo, Timings
 
 if TYPE_CHECKING:
     from offload_client.aio import AsyncClient

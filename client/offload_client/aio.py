@@ -24,7 +24,7 @@ from offload_client.core import (
 from offload_client.results import Progress, Result, progress_of
 from offload_protocol import messages
 from offload_protocol.codec import convert
-from offload_protocol.messages import Forecast, JobInfo, JobState, ModelInfo
+from offload_protocol.records import Forecast, JobInfo, JobState, ModelInfo
 
 
 class AsyncClient(Looping):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload_client.records import JobRecord
 from offload_client.results import Progress, Result, progress_of
-from offload_protocol.messages import FINAL_STATES, JobState
+from offload_protocol.records import FINAL_STATES, JobState
 
 if TYPE_CHECKING:
     from offload_client.aio_waiting import Looping

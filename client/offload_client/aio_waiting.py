@@ -21,7 +21,8 @@ from offload_client.waiting import ConnectionMissing, Wait
 from offload_protocol import messages
 from offload_protocol.codec import convert
 from offload_protocol.errors import InvalidRequest, OffloadError
-from offload_protocol.messages import JobInfo, JobState, Request
+from offload_protocol.messages import Request
+from offload_protocol.records import JobInfo, JobState
 
 
 class Looping:

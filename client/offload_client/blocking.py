@@ -21,7 +21,8 @@ from offload_client.waiting import Wait
 from offload_protocol import messages
 from offload_protocol.codec import convert
 from offload_protocol.errors import OffloadError, TimedOut, Unreachable
-from offload_protocol.messages import JobInfo, JobState, Request
+from offload_protocol.messages import Request
+from offload_protocol.records import JobInfo, JobState
 
 FRESH_S = 0.1
 """Who has heard or said something so recently need not look whether the connection stands."""

@@ -15,7 +15,8 @@ from offload_client.records import Call, JobRecord, Watched
 from offload_protocol.codec import encode
 from offload_protocol.errors import OffloadError, Unauthorized
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
-from offload_protocol.messages import Ping, Request, Welcome
+from offload_protocol.messages import Ping, Request
+from offload_protocol.records import Welcome
 from offload_protocol.values import Frame
 
 Build = Callable[[int], Request]

@@ -27,16 +27,8 @@ from offload_protocol.endpoints import EndpointChoice, client_endpoint, ipc_path
 from offload_protocol.errors import InvalidRequest, TooLarge
 from offload_protocol.keys import client_keys
 from offload_protocol.limits import Limits, check_seed
-from offload_protocol.messages import (
-    AdapterChoice,
-    JobInfo,
-    JobList,
-    Load,
-    ModelInfo,
-    ModelList,
-    Request,
-    Submit,
-)
+from offload_protocol.messages import AdapterChoice, Load, Request, Submit
+from offload_protocol.records import JobInfo, JobList, ModelInfo, ModelList
 from offload_protocol.values import Frame, pack
 
 QUICK_TIMEOUT_S = 10.0

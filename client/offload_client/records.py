@@ -12,15 +12,8 @@ from typing import Any
 from offload_client.pieces import Pieces, Place
 from offload_protocol.codec import to_exception
 from offload_protocol.errors import OffloadError
-from offload_protocol.messages import (
-    FINAL_STATES,
-    Finished,
-    JobInfo,
-    JobState,
-    Progress,
-    Request,
-    Submit,
-)
+from offload_protocol.messages import Finished, Progress, Request, Submit
+from offload_protocol.records import FINAL_STATES, JobInfo, JobState
 from offload_protocol.values import Frame
 
 MAX_EVENTS_KEPT = 256

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offload_client.records import JobRecord
 from offload_protocol import messages
 from offload_protocol.errors import InvalidRequest
-from offload_protocol.messages import JobState, Timings
+from offload_protocol.records import JobState, Timings
 from offload_protocol.values import unpack
 
 if TYPE_CHECKING:

@@ -30,19 +30,8 @@ from offload_protocol.errors import (
     OffloadError,
     ProtocolMismatch,
 )
-from offload_protocol.messages import (
-    FINAL_STATES,
-    Error,
-    Fetch,
-    Finished,
-    JobInfo,
-    Progress,
-    Read,
-    Reply,
-    Submit,
-    Taken,
-    Welcome,
-)
+from offload_protocol.messages import Error, Fetch, Finished, Progress, Read, Reply, Submit, Taken
+from offload_protocol.records import FINAL_STATES, JobInfo, Welcome
 from offload_protocol.values import Frame
 
 REMEMBERED_TAKEN = 64

@@ -154,7 +154,7 @@ def cancel(
     common = common_options(ctx, endpoint, as_json)
     with daemon(common) as client:
         state = client.cancel(job)
-    from offload_protocol.messages import FINAL_STATES
+    from offload_protocol.records import FINAL_STATES
     from offloadctl import output
 
     line = f"{job} {state}" if state in FINAL_STATES else f"{job} is being stopped"

@@ -12,16 +12,8 @@ import msgspec
 
 from offload_protocol.errors import InvalidRequest, OffloadError, TooLarge, from_code
 from offload_protocol.limits import Limits
-from offload_protocol.messages import (
-    REQUESTS,
-    Answer,
-    Error,
-    ErrorInfo,
-    Finished,
-    Progress,
-    Reply,
-    Request,
-)
+from offload_protocol.messages import REQUESTS, Answer, Error, Finished, Progress, Reply, Request
+from offload_protocol.records import ErrorInfo
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 

@@ -19,16 +19,13 @@ from offload_protocol.limits import DEFAULT_LIMITS
 from offload_protocol.messages import (
     PROTOCOL_VERSION,
     Error,
-    ErrorInfo,
     Finished,
-    JobInfo,
-    Outcome,
     Progress,
     Reply,
     Request,
     Submit,
-    Welcome,
 )
+from offload_protocol.records import ErrorInfo, JobInfo, Outcome, Welcome
 
 STEPS = 3
 SILENT = "silent"

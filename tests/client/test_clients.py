@@ -29,8 +29,9 @@ from offload_client import (
     UnknownJob,
     Unreachable,
 )
-from offload_protocol.messages import ErrorInfo, Finished, Outcome, Submit
+from offload_protocol.messages import Finished, Submit
 from offload_protocol.messages import Progress as ProgressMessage
+from offload_protocol.records import ErrorInfo, Outcome
 
 
 def wait_for(condition: Callable[[], bool], within_s: float = 5.0) -> None:

@@ -28,11 +28,9 @@ from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import (
     PROTOCOL_VERSION,
     Error,
-    ErrorInfo,
     Fetch,
     Finished,
     Hello,
-    Outcome,
     Ping,
     Progress,
     Read,
@@ -40,8 +38,8 @@ from offload_protocol.messages import (
     Stats,
     Submit,
     Taken,
-    Welcome,
 )
+from offload_protocol.records import ErrorInfo, Outcome, Welcome
 
 
 def new_session(now: float = 0.0) -> Session:

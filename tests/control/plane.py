@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from offload_protocol.limits import DEFAULT_LIMITS
-from offload_protocol.messages import (
-    ModelInfo,
-    Outcome,
-    Submit,
-)
+from offload_protocol.messages import Submit
+from offload_protocol.records import ModelInfo, Outcome
 from offloadd.channel.messages import (
     CancelJob,
     GiveWay,

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from offload_protocol.messages import ComponentInfo, ErrorInfo, Outcome, Timings
+from offload_protocol.records import ComponentInfo, ErrorInfo, Outcome, Timings
 from offloadd.channel.framing import ChannelClosed, Frame, WorkerEnd
 from offloadd.channel.messages import (
     CancelJob,

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.messages import ModelFailed, Register, ToWorker
 from offloadd.control.models.downloads import Downloads

@@ -20,7 +20,8 @@ import pytest
 
 from offload_protocol import codec
 from offload_protocol.errors import StorageFailed
-from offload_protocol.messages import Finished, JobState, Outcome, Submit
+from offload_protocol.messages import Finished, Submit
+from offload_protocol.records import JobState, Outcome
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.journal import writer
 from offloadd.control.journal.database import SCHEMA_VERSION, Sync

@@ -11,7 +11,8 @@ from control.conftest import Serve, until
 from control.plane import Plane
 
 from offload_protocol.errors import ModelLoadFailed, Unauthorized, WorkerCrashed
-from offload_protocol.messages import ErrorInfo, Load, Models, Pin, Unload, Unpin
+from offload_protocol.messages import Load, Models, Pin, Unload, Unpin
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.messages import ModelFailed, UnloadModel
 from offloadd.channel.specs import ModelSpec
 from offloadd.config import Config

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, StorageFailed
-from offload_protocol.messages import Finished, Outcome
+from offload_protocol.messages import Finished
+from offload_protocol.records import Outcome
 from offloadd.control.jobs.results import SLIGHT_BYTES, Result, Results, encoded, recovered
 from offloadd.control.journal.frames import FrameFile
 

@@ -7,7 +7,8 @@ import pytest
 from control.plane import OWNER, Plane
 
 from offload_protocol.errors import WorkerCrashed
-from offload_protocol.messages import AdapterChoice, ErrorInfo, Outcome, Timings
+from offload_protocol.messages import AdapterChoice
+from offload_protocol.records import ErrorInfo, Outcome, Timings
 from offloadd.channel.messages import CancelJob, GiveWay, JobEnded, JobParked, ResumeJob, RunJob
 from offloadd.channel.specs import AdapterSpec, ModelSpec
 from offloadd.control.jobs.jobs import Job, Owner

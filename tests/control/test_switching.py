@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offload_protocol.messages import ComponentInfo
+from offload_protocol.records import ComponentInfo
 from offloadd.channel.messages import DeviceReport, ModelDescribed, ModelLoaded
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.models.models import ModelTable

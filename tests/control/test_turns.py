@@ -11,7 +11,8 @@ import pytest
 from control.conftest import Rig, Serve, WireClient, until
 from control.plane import OWNER, Plane
 
-from offload_protocol.messages import Cancel, ErrorInfo, Jobs, Stats, Unload
+from offload_protocol.messages import Cancel, Jobs, Stats, Unload
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.messages import (
     CancelJob,
     GiveWay,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offload_protocol.messages import ComponentInfo, ModelInfo
+from offload_protocol.records import ComponentInfo, ModelInfo
 from offloadd.channel.arena import Reading
 from offloadd.channel.messages import Placed
 from offloadd.control.memory.extents import ExtentRecord, Held, SegmentRecord, held

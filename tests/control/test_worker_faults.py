@@ -10,7 +10,8 @@ import pytest
 from control.conftest import QUICK, Serve, WireClient, until
 
 from offload_protocol.errors import WorkerCrashed
-from offload_protocol.messages import Cancel, ErrorInfo, Load, Models, Stats
+from offload_protocol.messages import Cancel, Load, Models, Stats
+from offload_protocol.records import ErrorInfo
 from offloadd.control.workers.supervisor import Patience
 
 

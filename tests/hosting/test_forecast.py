@@ -12,7 +12,7 @@ import pytest
 from hosting.hosting_help import draw, host, new_device_host
 
 from offload_protocol.errors import InvalidRequest, ModelLoadFailed, OutOfMemory
-from offload_protocol.messages import Forecast
+from offload_protocol.records import Forecast
 from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.forecasts import ForecastOrder
 from offloadd.hosting.planning.forecast import forecast

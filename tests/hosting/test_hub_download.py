@@ -19,7 +19,7 @@ from hosting.hub_server import Hub, running_hub
 from hosting.tiny_pipelines import save_sd
 
 from offload_protocol.errors import ErrorCode
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.downloads import DownloadNews, DownloadOrder, Wanted
 from offloadd.store.index.hub_cache import find_source
 from offloadd.store.index.hub_files import needed_files

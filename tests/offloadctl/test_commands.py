@@ -20,13 +20,8 @@ from client.peer import Caller, Peer, finished, ignore, info_of
 from PIL import Image
 
 from offload_protocol.codec import plain
-from offload_protocol.messages import (
-    ErrorInfo,
-    Finished,
-    Outcome,
-    Progress,
-    Submit,
-)
+from offload_protocol.messages import Finished, Progress, Submit
+from offload_protocol.records import ErrorInfo, Outcome
 
 Start = Callable[..., Peer]
 DRAW = ("generate", "shapes", "--prompt", "a red dot")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offload_client import ComponentInfo, JobInfo, ModelInfo, Progress
 from offload_protocol.errors import UnknownJob
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadctl.arguments import parse_adapters, parse_pairs, parse_picture_size, pipeline_arguments
 from offloadctl.output import Table, plain_text, print_error, print_json, print_line
 from offloadctl.pictures import file_names

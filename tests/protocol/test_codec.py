@@ -16,16 +16,14 @@ from offload_protocol.limits import DEFAULT_LIMITS, Limits
 from offload_protocol.messages import (
     REQUESTS,
     Error,
-    ErrorInfo,
     Finished,
     Hello,
-    JobInfo,
-    Outcome,
     Ping,
     Progress,
     Reply,
     Submit,
 )
+from offload_protocol.records import ErrorInfo, JobInfo, Outcome
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=20),

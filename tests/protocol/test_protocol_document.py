@@ -11,17 +11,13 @@ import protocol_example
 from offload_protocol.codec import decode_answer, decode_request
 from offload_protocol.errors import ErrorCode
 from offload_protocol.limits import DEFAULT_LIMITS, Limits
-from offload_protocol.messages import (
-    PROTOCOL_VERSION,
-    REQUESTS,
+from offload_protocol.messages import PROTOCOL_VERSION, REQUESTS, Finished, Progress, Request
+from offload_protocol.records import (
     ComponentInfo,
     ErrorInfo,
-    Finished,
     JobInfo,
     ModelInfo,
     Outcome,
-    Progress,
-    Request,
     Timings,
     Welcome,
 )

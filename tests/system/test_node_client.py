@@ -16,7 +16,8 @@ from PIL import Image, ImageChops
 from system.daemons import Daemon
 
 from offload_protocol.limits import DEFAULT_LIMITS
-from offload_protocol.messages import Finished, Outcome, Progress, Read, Reply, Submit
+from offload_protocol.messages import Finished, Progress, Read, Reply, Submit
+from offload_protocol.records import Outcome
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "node"
 PROMPT = "a red circle on a white background"

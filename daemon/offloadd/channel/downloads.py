@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from offload_protocol.messages import ErrorInfo, Forecast
+from offload_protocol.records import ErrorInfo, Forecast
 from offloadd.channel.specs import ModelSpec
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from offload_protocol.messages import AdapterChoice, ComponentInfo, ErrorInfo, JobState, Outcome
+from offload_protocol.messages import AdapterChoice
+from offload_protocol.records import ComponentInfo, ErrorInfo, JobState, Outcome
 from offloadd.channel.arena import ArenaNews, ArenaOrder
 from offloadd.channel.base import FromWorker as FromWorker
 from offloadd.channel.base import ToWorker as ToWorker

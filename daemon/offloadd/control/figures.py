@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from offload_protocol.messages import ModelInfo
+from offload_protocol.records import ModelInfo
 from offloadd.control import stats
 from offloadd.control.clients.roles import Roles
 from offloadd.control.clients.sessions import Session, Sessions

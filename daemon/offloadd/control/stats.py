@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload_protocol import codec
-from offload_protocol.messages import ModelInfo
+from offload_protocol.records import ModelInfo
 from offloadd.channel.messages import DeviceReport
 from offloadd.control.clients.sessions import Session
 from offloadd.control.jobs.dispatcher import Dispatcher

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import torch
 
-from offload_protocol.messages import AdapterChoice, ComponentInfo
+from offload_protocol.messages import AdapterChoice
+from offload_protocol.records import ComponentInfo
 from offloadd.hosting.adapters import ModelAdapters
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.embeddings.reuse import EncoderReuse

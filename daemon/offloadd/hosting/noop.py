@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from offload_protocol.errors import InvalidRequest
-from offload_protocol.messages import ComponentInfo
+from offload_protocol.records import ComponentInfo
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
 from offloadd.channel.specs import ModelSpec
 from offloadd.hosting.running.arguments import Call

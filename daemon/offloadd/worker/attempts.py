@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from offload_protocol.codec import error_info
 from offload_protocol.errors import InternalError
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.framing import ChannelClosed
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.hosted import give_memory_back

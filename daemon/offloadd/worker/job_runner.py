@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from offload_protocol import values
-from offload_protocol.messages import ErrorInfo, Outcome, Timings
+from offload_protocol.records import ErrorInfo, Outcome, Timings
 from offloadd.channel.framing import Frame, WorkerEnd
 from offloadd.channel.messages import JobEnded, ModelFailed, ModelLoaded, ModelUnloaded, RunJob
 from offloadd.hosting.hosted import HostedModel

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from offload_protocol.messages import JobState
+from offload_protocol.records import JobState
 from offloadd.channel.framing import Frame
 from offloadd.channel.messages import JobProgressed
 from offloadd.hosting.running.previews import rough_picture

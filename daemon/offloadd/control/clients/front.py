@@ -16,14 +16,8 @@ import msgspec
 from offload_protocol import codec
 from offload_protocol.errors import InternalError, OffloadError, ProtocolMismatch
 from offload_protocol.limits import Limits
-from offload_protocol.messages import (
-    PROTOCOL_VERSION,
-    Answer,
-    Error,
-    Hello,
-    Reply,
-    Welcome,
-)
+from offload_protocol.messages import PROTOCOL_VERSION, Answer, Error, Hello, Reply
+from offload_protocol.records import Welcome
 from offloadd.control.clients.handlers import Answer as Handled
 from offloadd.control.clients.handlers import Handlers, Later, OnceWritten, Piece, Result
 from offloadd.control.clients.leases import Leases

@@ -15,13 +15,8 @@ from offload_protocol.messages import (
     Cancel,
     Drain,
     Fetch,
-    Forecast,
-    JobInfo,
-    JobList,
     Jobs,
     Load,
-    ModelInfo,
-    ModelList,
     Models,
     Pin,
     Ping,
@@ -34,6 +29,7 @@ from offload_protocol.messages import (
     Unload,
     Unpin,
 )
+from offload_protocol.records import Forecast, JobInfo, JobList, ModelInfo, ModelList
 from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.specs import ModelSpec
 from offloadd.config_files import checked_source

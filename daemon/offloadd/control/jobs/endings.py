@@ -16,7 +16,8 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import Cancelled, OffloadError, StorageFailed
-from offload_protocol.messages import ErrorInfo, Finished, Outcome
+from offload_protocol.messages import Finished
+from offload_protocol.records import ErrorInfo, Outcome
 from offloadd.control.clocks import Clocks
 from offloadd.control.jobs.jobs import Job, JobTable
 from offloadd.control.jobs.results import Result, Results, encoded, recovered

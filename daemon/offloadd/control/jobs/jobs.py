@@ -14,14 +14,8 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, OffloadError
-from offload_protocol.messages import (
-    FINAL_STATES,
-    AdapterChoice,
-    JobInfo,
-    JobState,
-    Submit,
-    Timings,
-)
+from offload_protocol.messages import AdapterChoice, Submit
+from offload_protocol.records import FINAL_STATES, JobInfo, JobState, Timings
 
 MAX_ID_CHARS = 200
 MAX_TOMBSTONES = 5_000

@@ -14,7 +14,8 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import StorageFailed
-from offload_protocol.messages import JobState, Submit
+from offload_protocol.messages import Submit
+from offload_protocol.records import JobState
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.journal.database import Sync, open_database, storage_failed
 from offloadd.control.journal.frames import (

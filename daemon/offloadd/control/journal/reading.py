@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from offload_protocol.errors import StorageFailed
-from offload_protocol.messages import JobState, Submit
+from offload_protocol.messages import Submit
+from offload_protocol.records import JobState
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.journal.frames import NO_LENGTHS, FrameFile, split, unpack_lengths
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from offload_protocol.messages import ComponentInfo, ModelInfo
+from offload_protocol.records import ComponentInfo, ModelInfo
 from offloadd.channel.arena import Reading
 from offloadd.channel.messages import Placed
 from offloadd.control.memory.extents import Held

@@ -17,7 +17,7 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import InternalError
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.checked_specs import HUB_ID
 from offloadd.channel.downloads import DownloadNews, DownloadOrder, Wanted
 from offloadd.channel.messages import ModelFailed

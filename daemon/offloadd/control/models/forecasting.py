@@ -13,7 +13,7 @@ import msgspec
 
 from offload_protocol import codec
 from offload_protocol.errors import Busy, InternalError
-from offload_protocol.messages import Forecast
+from offload_protocol.records import Forecast
 from offload_protocol.sizes import parse_size_bytes
 from offloadd.channel.forecasts import ForecastAnswer, ForecastOrder
 from offloadd.channel.messages import DeviceReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from offload_protocol.messages import DownloadInfo, ErrorInfo, ModelInfo
+from offload_protocol.records import DownloadInfo, ErrorInfo, ModelInfo
 from offloadd.channel.downloads import DownloadNews
 from offloadd.channel.messages import ModelDescribed, ModelLoaded
 from offloadd.channel.specs import ModelSpec

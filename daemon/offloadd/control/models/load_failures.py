@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from offload_protocol import codec
 from offload_protocol.errors import ErrorCode
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.control.models.hosted_model import HostedModel
 
 FIRST_PAUSE_S = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from offload_protocol import codec
 from offload_protocol.errors import Cancelled, OffloadError, UnknownModel
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.messages import (
     LoadModel,
     ModelDescribed,

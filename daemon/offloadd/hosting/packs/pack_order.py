@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from offload_protocol.messages import ErrorInfo
+from offload_protocol.records import ErrorInfo
 from offloadd.channel.specs import QuantizationSpec
 from offloadd.store.arena.key import extent_key
 from offloadd.store.index import CheckpointIndex

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from offload_protocol.errors import OutOfMemory
-from offload_protocol.messages import BudgetStep, ComponentForecast, Forecast
+from offload_protocol.records import BudgetStep, ComponentForecast, Forecast
 from offloadd.channel.forecasts import ForecastOrder
 from offloadd.hosting.device_host import reserve_bytes
 from offloadd.hosting.loading.parts import skeleton_of

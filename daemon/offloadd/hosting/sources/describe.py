@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from offload_protocol.errors import OutOfMemory
-from offload_protocol.messages import ComponentInfo
+from offload_protocol.records import ComponentInfo
 from offload_protocol.sizes import format_size, parse_size_bytes
 from offloadd.channel.messages import ModelDescribed, ParameterInfo
 from offloadd.channel.specs import ModelSpec
