@@ -100,6 +100,7 @@ def test_what_is_held_in_blocks_is_indexed_as_bytes(tmp_path: Path) -> None:
         (gguf([entry("a", [64, 2], Q4, 0), entry("b", [64], Q4, 64)]), "overlaps 'a'"),
         (gguf([entry("a", [1 << 40, 1 << 20], F32, 0)]), "needs a file of"),
         (gguf([entry("a", [2, 2, 2, 2, 2], F32, 0)]), "5 dimensions"),
+        (gguf([entry("a", [0, 1 << 63], F32, 0)]), "no elements"),
         (gguf(settings=[text(b"key") + struct.pack("<I", 77)]), "type 77"),
         (gguf(settings=[text(b"general.alignment") + struct.pack("<II", 4, 3)]), "power of two"),
         (gguf(settings=[text(b"key") + struct.pack("<IIQ", 9, 6, 1 << 61)]), "bytes"),

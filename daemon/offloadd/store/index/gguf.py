@@ -170,6 +170,9 @@ def _entry(cursor: _Cursor, alignment: int) -> _Entry:
     if not 1 <= count <= _DIMENSIONS:
         raise BadHeader(f"it has {count} dimensions; 1 to 4 are allowed", tensor=name, found=count)
     shape = tuple(reversed([cursor.number("Q") for _ in range(count)]))
+    if 0 in shape:
+        # Its other dimensions would be bounded by nothing.
+        raise BadHeader("it has no elements", tensor=name, found=list(shape))
     type_id, offset_bytes = cursor.number("I"), cursor.number("Q")
     if offset_bytes % alignment:
         raise BadHeader(

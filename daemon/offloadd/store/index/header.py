@@ -8,6 +8,7 @@ in two points: duplicate keys are refused, and so are dtypes that the store cann
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from offloadd.store.layout import DTYPE_BITS, TensorSpec
 LENGTH_BYTES = 8
 HEADER_LIMIT_BYTES = 100_000_000
 DIMENSIONS_LIMIT = 64
+ELEMENTS_LIMIT = 2**63 - 1
+"""What a library can count, which a tensor without elements may exceed in its other dimensions."""
 
 
 class BadHeader(ValueError):
@@ -142,6 +145,13 @@ def _tensor(name: str, entry: Any) -> HeaderTensor:
             tensor=name,
             expected="[start, stop]",
             found=list(offsets),
+        )
+    if math.prod(max(size, 1) for size in shape) > ELEMENTS_LIMIT:
+        raise BadHeader(
+            f"its shape {list(shape)} is beyond what can be counted",
+            tensor=name,
+            expected=ELEMENTS_LIMIT,
+            found=list(shape),
         )
     spec = TensorSpec(name, dtype, shape)
     if spec.size_bytes != offsets[1] - offsets[0]:
