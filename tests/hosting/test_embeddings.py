@@ -32,6 +32,7 @@ from offload_protocol.errors import Cancelled
 from offload_protocol.messages import AdapterChoice
 from offloadd.hosting.device_host import DeviceHost, accelerator_for
 from offloadd.hosting.embeddings.answers import Answer
+from offloadd.hosting.embeddings.encoder_state import Held
 from offloadd.hosting.embeddings.reuse import MOST_CHANGES, EncoderReuse
 from offloadd.hosting.embeddings.store import EmbeddingStore
 from offloadd.hosting.hosted import HostedModel
@@ -507,3 +508,17 @@ def test_closing_leaves_the_module_as_it_was() -> None:
     assert "_compiled_call_impl" not in vars(bench.module)
     assert bench.store.figures().entries == 0
     assert not isinstance(bench(TOKENS), Answer)
+
+
+def test_settings_that_are_set_again_as_they_were_are_no_change_of_an_encoder() -> None:
+    """As the adapters of jobs that go on in turn are, between the entry of a call and its work."""
+    encoder = nn.Linear(2, 2)
+    changed: Any = encoder
+    marks = torch.ones(2)
+    changed.active = ["ink", (1, marks)]
+    before = Held.now(encoder, CPU)
+    changed.active = ["ink", (1, marks)]
+    assert not Held.now(encoder, CPU).differs_from(before)
+    for other in (["oil", (1, marks)], ["ink"], ["ink", (1, torch.ones(2))], ("ink", (1, marks))):
+        changed.active = other
+        assert Held.now(encoder, CPU).differs_from(before)

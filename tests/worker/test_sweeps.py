@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +48,18 @@ def streaming(
     return worker
 
 
-def begin(worker: WorkerProcess, job: str, steps: int, **fields: Any) -> None:
+def begin(
+    worker: WorkerProcess,
+    job: str,
+    steps: int,
+    model: str = MODEL,
+    call: Mapping[str, Any] = CALL,
+    **fields: Any,
+) -> None:
     frames: list[values.Frame] = []
-    arguments = values.pack({**CALL, "num_inference_steps": steps}, frames)
+    arguments = values.pack({**call, "num_inference_steps": steps}, frames)
     worker.send(
-        RunJob(job=job, model=MODEL, arguments=arguments, seed=ord(job[0]), **fields), frames
+        RunJob(job=job, model=model, arguments=arguments, seed=ord(job[0]), **fields), frames
     )
 
 
@@ -201,3 +211,70 @@ def test_all_that_give_way_leave_the_device_to_a_job_on_another_model(
     ends(streaming, {"x", "y"})
     begin(streaming, "d", STEPS["d"])
     np.testing.assert_array_equal(images(streaming.end_of("d")), alone["d"])
+
+
+INK = AdapterChoice(name="ink", weight=0.8)
+SCALED: dict[str, Any] = {**CALL, "cross_attention_kwargs": {"scale": 0.5}}
+DRESSED: dict[str, dict[str, Any]] = {
+    "a": {"call": SCALED, "adapters": [INK]},
+    "b": {"adapters": [INK]},
+    "c": {},
+    "d": {"call": SCALED},
+    "e": {"adapters": [AdapterChoice(name="ink", weight=0.3)]},
+}
+
+
+@pytest.mark.parametrize("order", ["ab", "aba", "eabcd"])
+def test_a_scale_for_adapters_is_that_of_its_own_job(streaming: WorkerProcess, order: str) -> None:
+    """The text encoder is scaled around its call, at whose entry others may go on."""
+    fields = {f"{job}{number}": DRESSED[job] for number, job in enumerate(order)}
+    draw_together_as_alone(streaming, fields)
+
+
+GUIDED: dict[str, dict[str, Any]] = {
+    "a": {"call": {**CALL, "pag_scale": 3.0}},
+    "b": {"call": {**CALL, "pag_scale": 0.0}},
+    "c": {"call": {**CALL, "pag_scale": 3.0, "guidance_scale": 0.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def guided(
+    worker: WorkerProcess, sd_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> WorkerProcess:
+    """A worker with a streamed model whose calls exchange attention processors."""
+    at = tmp_path_factory.mktemp("guided")
+    shutil.copytree(sd_directory, at / "model")
+    index = at / "model" / "model_index.json"
+    described = json.loads(index.read_text())
+    index.write_text(json.dumps({**described, "_class_name": "StableDiffusionPAGPipeline"}))
+    on_disk = {"mode": "group", "offload_to_disk_path": str(at / "packs")}
+    register(worker, "guided", at / "model", components={"unet": on_disk})
+    for number in range(2):
+        assert worker.run(f"guided {number}", "guided", **CALL).outcome is not None
+    return worker
+
+
+@pytest.mark.parametrize("order", ["ab", "ba", "cbab"])
+def test_processors_of_attention_are_those_of_the_job_that_set_them(
+    guided: WorkerProcess, order: str
+) -> None:
+    fields = {f"{job}{number}": GUIDED[job] for number, job in enumerate(order)}
+    draw_together_as_alone(guided, fields, model="guided")
+
+
+def draw_together_as_alone(
+    worker: WorkerProcess, fields: Mapping[str, dict[str, Any]], model: str = MODEL
+) -> None:
+    """Draw these jobs one by one, all at once, and the first by itself again."""
+    expected = {}
+    for job, more in fields.items():
+        begin(worker, job, 3, model, **more)
+        expected[job] = images(worker.end_of(job))
+    for job, more in fields.items():
+        begin(worker, job, 3, model, **more)
+    for job, ended in ends(worker, set(fields)).items():
+        np.testing.assert_array_equal(images(ended), expected[job])
+    first = next(iter(fields))
+    begin(worker, first, 3, model, **fields[first])
+    np.testing.assert_array_equal(images(worker.end_of(first)), expected[first])

@@ -6,8 +6,9 @@ import ctypes
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +27,8 @@ from offloadd.hosting.placing.offloading import Placement, apply_plan
 from offloadd.hosting.placing.presets import resting_on_disk
 from offloadd.hosting.running.arguments import Call
 from offloadd.hosting.running.aside import JobAside
-from offloadd.hosting.running.global_state import Randomness, seed_all
+from offloadd.hosting.running.call_effects import exchanges_processors
+from offloadd.hosting.running.global_state import OwnSettings, Randomness, seed_all
 from offloadd.hosting.running.job_view import OnStep, job_view
 from offloadd.hosting.running.outputs import plain_outputs
 from offloadd.hosting.running.previews import OnLatents, showing, shows_latents
@@ -184,6 +186,17 @@ class HostedModel:
     def wear(self, adapters: Sequence[AdapterChoice]) -> None:
         """Wear these in a run that has the device again, after others on the same model."""
         self._adapters.wear(adapters)
+
+    def own_settings(self, arguments: Collection[str]) -> Callable[[], OwnSettings] | None:
+        """Makes what keeps a call's settings of modules apart; None for one that changes none.
+
+        A call may scale adapters by `..._kwargs`, and some pipelines exchange processors.
+        """
+        changes = any(name.endswith("_kwargs") for name in arguments)
+        if not changes and not exchanges_processors(type(self._pipeline)):
+            return None
+        roots = list(modules(self._pipeline).values())
+        return partial(OwnSettings, roots, self._adapters.look_again)
 
     @property
     def needs_gathering(self) -> bool:

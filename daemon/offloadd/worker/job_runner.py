@@ -134,20 +134,17 @@ class JobRunner:
         return drawn.error, drawn.result
 
     def _hold(self, job: RunJob, model: Model) -> Hold | None:
-        """How the job has the device: with others on its model, where they share what it streams.
-
-        A call that may give adapters a scale changes the modules for its length.
-        """
+        """How the job has the device: with others on its model where they share what streams."""
         if isinstance(model, NoopModel) or model.sweep_room is None:
             return None
-        changes_modules = any(name.endswith("_kwargs") for name in job.arguments)
         return RoomHold(
             self._sweeps,
             model.sweep_room,
             job.job,
             self._device.torch_device,
             wear=partial(model.wear, job.adapters),
-            is_alone=job.is_alone or changes_modules,
+            is_alone=job.is_alone,
+            settings=model.own_settings(job.arguments),
         )
 
     def _draw(

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from offloadd.hosting.running.global_state import Randomness
+from offloadd.hosting.running.global_state import OwnSettings, Randomness
 from offloadd.offload.sweep.sweep import SweepRoom
 from offloadd.worker.baton import Baton, Waiting
 
@@ -59,6 +59,8 @@ class RoomHold:
     """Together with others; with `is_alone` without sharing their passes.
 
     `wear` lets the model wear the job's adapters and no others; it costs nothing where it does.
+    `settings` makes what keeps those of a job whose call changes the modules, anew each time that
+    it comes to the device; it shares no passes either.
     """
 
     def __init__(
@@ -70,18 +72,21 @@ class RoomHold:
         *,
         wear: Callable[[], None],
         is_alone: bool,
+        settings: Callable[[], OwnSettings] | None = None,
     ) -> None:
         self._sweeps = sweeps
         self._room = room
         self._job = job
         self._device = device
         self._wear = wear
-        self._is_alone = is_alone
+        self._settings = settings
+        self._is_alone = is_alone or settings is not None
         self._attending = ExitStack()
 
     def take(self) -> bool:
         self._sweeps.expect(self._room)
-        switch = OwnState(self._device, self._wear)
+        settings = None if self._settings is None else self._settings()
+        switch = OwnState(self._device, self._wear, settings)
         attending = self._room.attending(self._job, switch=switch, is_alone=self._is_alone)
         self._attending.enter_context(attending)
         return True
@@ -98,19 +103,33 @@ class RoomHold:
 
 
 class OwnState:
-    """All generators of the process, as one job has left them, and its adapters (`Switch`)."""
+    """All generators of the process, as one job has left them, and its adapters (`Switch`).
 
-    def __init__(self, device: torch.device, wear: Callable[[], None]) -> None:
+    With `settings` also those of the modules, which are exchanged at borders only then, since
+    looking for them in a large model takes milliseconds.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        wear: Callable[[], None],
+        settings: OwnSettings | None = None,
+    ) -> None:
         self._device = device
         self._wear = wear
+        self._settings = settings
         self._state = Randomness.now(device)
 
     def suspend(self) -> None:
         self._state = Randomness.now(self._device)
+        if self._settings is not None:
+            self._settings.put_away()
 
     def resume(self) -> None:
         self._state.restore(self._device)
         self._wear()
+        if self._settings is not None:
+            self._settings.put_back()
 
 
 class Sweeps:

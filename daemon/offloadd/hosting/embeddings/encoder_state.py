@@ -145,5 +145,9 @@ class Held:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    kinds = (bool, int, float, str, tuple)
-    return type(one) is type(other) and isinstance(one, kinds) and bool(one == other)
+    """Whether two objects are plain and equal, as what adapters are named and set by again is."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one is other or (isinstance(one, (bool, int, float, str)) and bool(one == other))

@@ -7,7 +7,7 @@ it goes on, so that jobs in between neither see them nor change them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,34 @@ class ModuleSettings:
             if present is not None:
                 # Adapters that came since keep their scale; those that left stay away.
                 present.update({name: one for name, one in scaling.items() if name in present})
+
+
+class OwnSettings:
+    """The settings of one job whose call changes them, while others use the same modules between.
+
+    Only whoever has the device calls this; `on_exchange` is told when settings were exchanged.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module], on_exchange: Callable[[], None]) -> None:
+        self._roots = roots
+        self._on_exchange = on_exchange
+        self._before: ModuleSettings | None = None
+        self._own: ModuleSettings | None = None
+
+    def put_away(self) -> None:
+        """Let the modules be as the job has found them."""
+        assert self._before is not None  # it had the device
+        self._own = ModuleSettings.of(self._roots)
+        self._before.restore()
+        self._on_exchange()
+
+    def put_back(self) -> None:
+        """Let the modules be as the job has left them; the first time it finds them as they are."""
+        if self._own is None:
+            self._before = ModuleSettings.of(self._roots)
+        else:
+            self._own.restore()
+            self._on_exchange()
 
 
 def keeps_steps_in_modules(roots: Iterable[nn.Module]) -> bool:
