@@ -192,8 +192,9 @@ class HostedModel:
 
         A call may scale adapters by `..._kwargs`, and some pipelines exchange processors.
         """
-        changes = any(name.endswith("_kwargs") for name in arguments)
-        if not changes and not exchanges_processors(type(self._pipeline)):
+        kind: Any = type(self._pipeline)
+        scales = any(name.endswith("_kwargs") for name in arguments)
+        if not scales and not exchanges_processors(kind):
             return None
         roots = list(modules(self._pipeline).values())
         return partial(OwnSettings, roots, self._adapters.look_again)

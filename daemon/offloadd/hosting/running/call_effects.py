@@ -19,7 +19,7 @@ _SETS = frozenset({"set_attn_processor", "set_default_attn_processor", "set_proc
 
 @cache
 def exchanges_processors(kind: Any) -> bool:
-    """Whether a call of this class of pipeline may leave other processors in its modules while it lasts."""
+    """Whether calls of this class of pipeline may leave other processors in their modules."""
     seen: set[str] = set()
     waiting = ["__call__"]
     while waiting:
