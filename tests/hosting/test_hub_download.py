@@ -115,6 +115,19 @@ def test_a_download_that_broke_off_goes_on_from_there(tmp_path: Path) -> None:
     assert (found / UNET).read_bytes() == (model / UNET).read_bytes()
 
 
+def test_files_that_came_whole_before_it_broke_off_are_not_counted_as_missing(
+    hub: Hub, tmp_path: Path
+) -> None:
+    """They are linked when the last one is there; until then the disk has to hold them once."""
+    assert downloaded(hub, tmp_path)[-1].is_whole
+    for link in (tmp_path / "hub").glob("models--*/snapshots/*"):
+        shutil.rmtree(link)
+    news = downloaded(hub, tmp_path)
+    assert news[-1].is_whole
+    first = next(one for one in news if one.total_bytes)
+    assert first.done_bytes == first.total_bytes
+
+
 def test_configurations_alone_are_brought_for_a_single_file(hub: Hub, tmp_path: Path) -> None:
     assert downloaded(hub, tmp_path, with_weights=False)[-1].is_whole
     found = find_source(NAME, cache_directory=tmp_path / "hub")

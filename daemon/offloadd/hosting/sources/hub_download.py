@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import huggingface_hub
 import msgspec
 from huggingface_hub import HfApi, constants
 from huggingface_hub import errors as hub
+from huggingface_hub.hf_api import RepoSibling
 
 from offload_protocol.codec import error_info
 from offload_protocol.errors import ModelLoadFailed, OffloadError, StorageFailed
@@ -96,7 +97,8 @@ def download(order: DownloadOrder, news: _News) -> None:
 def _bring(order: DownloadOrder, wanted: Wanted, cache: Path, news: _News) -> None:
     api = HfApi()
     info = api.model_info(wanted.repository, revision=wanted.revision, files_metadata=True)
-    sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+    told = {one.rfilename: one for one in info.siblings or ()}
+    sizes = {name: one.size or 0 for name, one in told.items()}
     if MODEL_INDEX_NAME not in sizes:
         raise ModelLoadFailed(
             f"{wanted.repository} on the hub is no diffusers pipeline: it has no "
@@ -113,7 +115,7 @@ def _bring(order: DownloadOrder, wanted: Wanted, cache: Path, news: _News) -> No
     entry = cache / f"models--{wanted.repository.replace('/', '--')}"
     total_bytes = sum(sizes[name] for name in files)
     before_bytes = _held_bytes(entry)
-    missing_bytes = _missing_bytes(entry, info.sha or "", {name: sizes[name] for name in files})
+    missing_bytes = _missing_bytes(entry, info.sha or "", [told[name] for name in files])
     _check_room(cache, wanted, missing_bytes)
 
     def tell() -> None:
@@ -153,12 +155,22 @@ def _held_bytes(entry: Path) -> int:
     return held
 
 
-def _missing_bytes(entry: Path, commit: str, sizes: dict[str, int]) -> int:
-    snapshot = entry / "snapshots" / commit
-    missing = {name: size for name, size in sizes.items() if not (snapshot / name).is_file()}
-    blobs = entry / "blobs"
+def _missing_bytes(entry: Path, commit: str, files: Iterable[RepoSibling]) -> int:
+    """What is still to come; files that are whole and not linked yet, and begun ones, are not."""
+    snapshot, blobs = entry / "snapshots" / commit, entry / "blobs"
+    missing = sum(
+        one.size or 0
+        for one in files
+        if not (snapshot / one.rfilename).is_file() and not _is_there(blobs, one)
+    )
     begun = sum(one.stat().st_size for one in blobs.glob("*.incomplete")) if blobs.is_dir() else 0
-    return max(0, sum(missing.values()) - begun)
+    return max(0, missing - begun)
+
+
+def _is_there(blobs: Path, file: RepoSibling) -> bool:
+    # The cache calls large files by their contents, and others by what git calls them.
+    name = file.lfs.sha256 if file.lfs is not None else file.blob_id
+    return bool(name) and (blobs / str(name)).is_file()
 
 
 def _check_room(cache: Path, wanted: Wanted, missing_bytes: int) -> None:
