@@ -87,6 +87,20 @@ def test_one_user_cannot_push_out_what_others_are_remembered_by() -> None:
     assert table.find("2", "kept", administrates=False) is first
 
 
+def test_results_that_were_taken_are_forgotten_before_those_that_nobody_has() -> None:
+    table = JobTable()
+    forgotten = []
+    for number in range(jobs.MAX_TOMBSTONES + 4):
+        one = job(str(number), user="1", ended_s=1.0)
+        table.add(one)
+        for key in table.ended(one):
+            forgotten.append(key)
+            table.remove(key)
+        if number in (7, 9):
+            table.taken(one)
+    assert forgotten == ["1/7", "1/9", "1/0", "1/1"]
+
+
 def test_times_of_a_job_add_up() -> None:
     one = job("a")
     one.started_s, one.running_since_s = 3.0, 3.5

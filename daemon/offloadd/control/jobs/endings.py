@@ -84,7 +84,10 @@ class Endings:
         if ended.body is not None:
             result = recovered(job.request.job, ended.body, ended.frames, ended.file)
             self.results.keep(job.key, result)
-        for key in self.table.ended(job):
+        too_old = self.table.ended(job)
+        if ended.body is None:
+            self.table.taken(job)
+        for key in too_old:
             self._forget(key)
 
     def has_result(self, job: Job) -> bool:
@@ -114,6 +117,7 @@ class Endings:
     def taken(self, job: Job, told: Callable[[None], None] | None = None) -> None:
         """A client has the result; what stays is the memory of its id. `told` is called then."""
         self.results.drop(job.key)
+        self.table.taken(job)
         # What cannot be written now is owed, and nothing that a client could do anything about.
         written = None if told is None else lambda _: told(None)
         self._journal.taken(job.number, self._wall_clock(), written)

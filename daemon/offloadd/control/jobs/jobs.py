@@ -19,7 +19,7 @@ from offload_protocol.records import FINAL_STATES, JobInfo, JobState, Timings
 
 MAX_ID_CHARS = 200
 MAX_TOMBSTONES = 5_000
-"""Ended jobs of one user that are remembered; the oldest are forgotten first."""
+"""Ended jobs of one user that are remembered; the oldest whose result was taken goes first."""
 
 MAX_LISTED = 1_000
 """Jobs in one list; the newest are listed."""
@@ -203,6 +203,7 @@ class JobTable:
         self._live: dict[str, Job] = {}
         self._ended: dict[str, None] = {}
         self._ended_of_user: dict[str, dict[str, None]] = {}
+        self._taken_of_user: dict[str, dict[str, None]] = {}
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
@@ -228,10 +229,13 @@ class JobTable:
         job = self._jobs.pop(key, None)
         self._live.pop(key, None)
         self._ended.pop(key, None)
-        if job is not None and (of_user := self._ended_of_user.get(job.owner.user)) is not None:
-            of_user.pop(key, None)
-            if not of_user:
-                del self._ended_of_user[job.owner.user]
+        if job is None:
+            return
+        for by_user in (self._ended_of_user, self._taken_of_user):
+            if (of_user := by_user.get(job.owner.user)) is not None:
+                of_user.pop(key, None)
+                if not of_user:
+                    del by_user[job.owner.user]
 
     def uses(self, model: str) -> bool:
         """Some job on this model has not ended."""
@@ -254,7 +258,19 @@ class JobTable:
         self._ended[job.key] = None
         of_user = self._ended_of_user.setdefault(job.owner.user, {})
         of_user[job.key] = None
-        return list(islice(of_user, max(len(of_user) - MAX_TOMBSTONES, 0)))
+        excess = len(of_user) - MAX_TOMBSTONES
+        if excess <= 0:
+            return []
+        # A result that nobody has yet is worth more than the memory of one that somebody has.
+        taken = self._taken_of_user.get(job.owner.user, {})
+        old = list(islice(taken, excess))
+        rest = (key for key in of_user if key not in taken)
+        return old + list(islice(rest, excess - len(old)))
+
+    def taken(self, job: Job) -> None:
+        """Note that the result of a job that has ended was taken."""
+        if job.key in self._ended:
+            self._taken_of_user.setdefault(job.owner.user, {})[job.key] = None
 
     def expired(self, ended_before_s: float) -> list[str]:
         """The keys of jobs that ended before a time."""
