@@ -13,6 +13,7 @@ from hosting.tiny_pipelines import save_sd
 from worker.conftest import register
 from worker.worker_process import WorkerProcess
 
+from offloadd.channel.checked_specs import model_spec
 from offloadd.channel.messages import (
     CancelJob,
     DeviceReport,
@@ -28,6 +29,7 @@ from offloadd.channel.messages import (
     UnloadModel,
 )
 from offloadd.channel.specs import ModelSpec
+from offloadd.worker.crew import MOST_ON_MODELS
 
 LONG = {**CALL, "num_inference_steps": 900}
 
@@ -125,6 +127,26 @@ def test_out_of_memory_is_told_in_bytes(worker: WorkerProcess) -> None:
     assert ended.error is not None
     assert ended.error.details["needed_bytes"] > 1 << 30
     assert ended.error.details["free_bytes"] > 0
+
+
+def test_models_are_looked_at_while_a_job_is_in_the_middle_of_a_long_forward(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    large = {**CALL, "height": 160, "width": 160, "num_inference_steps": 50}
+    worker.send(RunJob(job="large", model="tiny", arguments=large, seed=1))
+    worker.expect(JobProgressed, job="large", state="running")
+    nowhere = 2 * MOST_ON_MODELS
+    for number in range(nowhere):
+        source = str(tmp_path / str(number))
+        worker.send(Register(spec=model_spec(f"nowhere-{number}", source, {})))
+    before = len(worker.news)
+    for _ in range(nowhere):
+        worker.expect(ModelFailed)
+    steps = [one.step for one in worker.news[before:] if isinstance(one, JobProgressed)]
+    worker.send(CancelJob(job="large"))
+    assert code_of(worker.end_of("large")) == "cancelled"
+    # Each that waits for the device to say what it has takes a forward.
+    assert max(steps, default=0) < 2
 
 
 def test_case_31_a_running_job_ends_when_it_is_cancelled(

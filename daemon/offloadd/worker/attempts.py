@@ -56,12 +56,13 @@ class Attempts:
             if is_device_fault(error):
                 _log.critical("the device failed, ending: %s", sentence(error))
                 end_process(DEVICE_FAULT)
-            if has_baton:
+            ran_out = is_out_of_memory(error)
+            if has_baton or not ran_out:
                 info = self._told(error, loads)
             else:
+                # What the device has is known where nobody computes; nothing else waits for that.
                 with self._baton.held():
                     info = self._told(error, loads)
-            ran_out = is_out_of_memory(error)
         # Here the exception is gone, and with it the frames that held its tensors.
         if ran_out:
             give_memory_back(self._device.torch_device)
@@ -83,12 +84,12 @@ class Attempts:
         return self.make(work, has_baton=True)
 
     def _told(self, error: Exception, loads: bool) -> ErrorInfo:
-        free_bytes = measure(self._device).free_bytes
+        ran_out = is_out_of_memory(error)
         told = to_offload_error(
             error,
-            free_bytes,
+            measure(self._device).free_bytes if ran_out else 0,
             str(self._device.torch_device),
-            self._host.engine.explain(),
+            self._host.engine.explain() if ran_out else "",
             loads=loads,
         )
         if isinstance(told, InternalError):

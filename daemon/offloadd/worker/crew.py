@@ -68,6 +68,7 @@ class Crew:
         self._attempts = Attempts(device, self._host, self._baton)
         self._runner = JobRunner(channel, device, self._models, desk.turns, self._attempts)
         self._reported_s = -REPORT_AGE_S
+        self._report_is_wanted = threading.Event()
         self._numbers = itertools.count(1)
         self._adding = threading.Lock()
         self._on_models = 1
@@ -80,6 +81,7 @@ class Crew:
         gc.freeze()
         threading.excepthook = _end_broken
         self._report()
+        threading.Thread(target=self._report_when_wanted, name="reports", daemon=True).start()
         self._add_member()
         self._work_on_models()
 
@@ -91,8 +93,8 @@ class Crew:
                 if not orders.somebody_waits:
                     self._add_to_models()
                 self._work_on(work)
-                self._report()
                 orders.done(work)
+                self._report_is_wanted.set()
         except ChannelClosed as reason:
             _end_closed(reason)
 
@@ -178,6 +180,17 @@ class Crew:
         if forget:
             self._models.forget(name)
         return ModelUnloaded(name=name)
+
+    def _report_when_wanted(self) -> None:
+        # In a thread of its own: a forward can hold the device for minutes, and a report waits for
+        # its border, while the next model could be looked at.
+        try:
+            while True:
+                self._report_is_wanted.wait()
+                self._report_is_wanted.clear()
+                self._report()
+        except ChannelClosed as reason:
+            _end_closed(reason)
 
     def _report(self) -> None:
         with self._baton.held():
