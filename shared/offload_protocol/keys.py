@@ -109,10 +109,10 @@ def client_keys(
     """
     directory = config_directory(environ)
     own = Path(key_file or environ.get(KEY_FILE_VARIABLE) or directory / "client.key")
-    server = os.fspath(
-        server_key or environ.get(SERVER_KEY_VARIABLE) or directory / f"server{PUBLIC_SUFFIX}"
-    )
-    is_key = _Z85.fullmatch(server) is not None
+    given = server_key or environ.get(SERVER_KEY_VARIABLE)
+    server = os.fspath(given or directory / f"server{PUBLIC_SUFFIX}")
+    # A path of 40 characters looks like a key: `/home/nicola/.config/offloadd/server.pub`.
+    is_key = given and _Z85.fullmatch(server) is not None and not Path(server).is_file()
     return ClientKeys(read_pair(own), server if is_key else read_public(Path(server)))
 
 

@@ -127,7 +127,7 @@ async def test_a_preloaded_model_is_loaded_at_the_start(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"name": "good", "source": "/other"}, "already hosted, from /good"),
+        ({"name": "good", "source": "/other"}, r"already hosted, from /good.*\[\[models\]\] entry"),
         ({"name": "n", "source": "./relative/path"}, "neither an absolute path, nor owner/name"),
         ({"name": "a b", "source": "/good"}, "is not a model name"),
         ({"name": "a\0b", "source": "/good"}, "is not a model name"),

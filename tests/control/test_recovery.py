@@ -85,6 +85,31 @@ async def test_a_killed_daemon_loses_no_job(
     client.socket.close(linger=0)
 
 
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_job_that_was_cancelled_while_it_could_not_stop_does_not_run_again(
+    stop: signal.Signals,
+    tmp_path: Path,
+    endpoint: str,
+    context: zmq.asyncio.Context,
+    daemons: list[Daemon],
+) -> None:
+    daemons.append(daemon := Daemon(tmp_path, endpoint))
+    client = await connected(context, daemon)
+    await running_job(client, "deaf")
+    await client.ask(Cancel, job="runs")
+    daemon.process.send_signal(stop)
+    await daemon.ended()
+    client.socket.close(linger=0)
+    daemons.append(again := Daemon(tmp_path, endpoint))
+    client = await connected(context, again)
+    await client.ask(Fetch, job="runs")
+    finished, _ = await client.end_of("runs")
+    assert finished.state == "cancelled"
+    assert finished.error is not None
+    assert finished.error.code == "cancelled"
+    client.socket.close(linger=0)
+
+
 async def test_a_drawn_seed_is_the_same_after_a_restart(
     tmp_path: Path, endpoint: str, context: zmq.asyncio.Context, daemons: list[Daemon]
 ) -> None:

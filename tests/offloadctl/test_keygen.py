@@ -87,6 +87,18 @@ def test_clients_take_their_keys_from_arguments_then_environment_then_home(tmp_p
     assert given == at_home
 
 
+def test_a_file_whose_path_looks_like_a_key_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("client", "server"):
+        keygen(name, "--directory", str(tmp_path))
+    path = Path("k" * 36 + ".pub")
+    assert len(str(path)) == 40
+    (tmp_path / "server.pub").rename(path)
+    assert client_keys("client.key", path, {}).server == read_public(path)
+
+
 def test_files_that_hold_no_key_are_named(tmp_path: Path) -> None:
     file = tmp_path / "a.key"
     for text in ("", 'public = "short"', "[[", "public = 1", "\0"):

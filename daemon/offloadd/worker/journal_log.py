@@ -19,6 +19,7 @@ _BY_DESIGN = re.compile(
     r"|^Unable to import `torchao` Tensor objects"  # older forms, which are not hosted
     r"|is an Enum subclass and is now natively supported"  # between torchao and torch
     r"|^Warning: Detected no triton"  # its kernels are for devices alone
+    r"|part of your input was truncated"  # it quotes the prompt, which is its client's alone
     r"|^You are trying to set torch_dtype to .* for integer quantization"  # it works in any
 )
 

@@ -136,7 +136,9 @@ class Dispatcher:
             "the job was cancelled", hint="to draw it after all, submit it under a new id"
         )
         if self.turns.get(job.key) is job:
-            job.stopping = job.stopping or reason
+            if job.stopping is None:
+                job.stopping = reason
+                self._endings.will_end(job, reason)
             self.turns.stop(job)
         elif self._scheduler.remove(job.key):
             self._finish(job, reason)

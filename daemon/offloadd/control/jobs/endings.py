@@ -17,7 +17,7 @@ import msgspec
 from offload_protocol import codec
 from offload_protocol.errors import Cancelled, OffloadError, StorageFailed
 from offload_protocol.messages import Finished
-from offload_protocol.records import ErrorInfo, Outcome
+from offload_protocol.records import ErrorInfo, JobState, Outcome
 from offloadd.control.clocks import Clocks
 from offloadd.control.jobs.jobs import Job, JobTable
 from offloadd.control.jobs.results import Result, Results, encoded, recovered
@@ -134,13 +134,23 @@ class Endings:
 
     def fail(self, job: Job, error: OffloadError) -> None:
         """The job has failed, or was cancelled."""
-        info = codec.error_info(error)
         if isinstance(error, Cancelled):
             self.totals.cancelled += 1
-            self._end(job, Finished(job=job.request.job, state="cancelled", error=info), ())
         else:
             self.totals.failed += 1
-            self._end(job, Finished(job=job.request.job, state="failed", error=info), ())
+        self._end(job, _without_result(job, error), ())
+
+    def will_end(self, job: Job, error: OffloadError) -> None:
+        """The worker was told to stop the job: if this daemon ends first, it has ended so.
+
+        Its real end takes the place of this one.
+        """
+        finished = _without_result(job, error)
+        result = encoded(finished, ())
+        self._journal.end(
+            *(job.number, job.request, finished.state, self._wall_clock()),
+            *(result.body, result.frames, lambda error: None),
+        )
 
     def forget_old(self, now_s: float) -> None:
         """Forget what ended too long ago."""
@@ -194,6 +204,11 @@ class Endings:
             self.table.remove(key)
             self.results.drop(key)
             self._journal.forget(job.number, job.owner.user, job.request.job)
+
+
+def _without_result(job: Job, error: OffloadError) -> Finished:
+    state: JobState = "cancelled" if isinstance(error, Cancelled) else "failed"
+    return Finished(job=job.request.job, state=state, error=codec.error_info(error))
 
 
 def _log_end(job: Job, reason: ErrorInfo | None) -> None:

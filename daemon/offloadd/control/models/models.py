@@ -45,7 +45,11 @@ class ModelTable(WorkerModels):
             raise InvalidRequest(
                 f"a model {spec.name!r} is already hosted, from {model.spec.source} or with other "
                 "settings",
-                hint=f"unload it first, or choose another name than {spec.name!r}",
+                hint=(
+                    f"choose another name than {spec.name!r}, or change its [[models]] entry"
+                    if model.configured
+                    else f"unload it first, or choose another name than {spec.name!r}"
+                ),
             )
         if model is None:
             model = self._models[spec.name] = HostedModel(spec, configured=False)
