@@ -1,6 +1,6 @@
 """Eight clients on one model whose weights are streamed: with shared sweeps against without.
 
-Used by `bench/sharing.py`. On a CPU whole daemons draw the same jobs with a denoiser of 0.75 GB
+Used by `bench/sharing.py`. On a CPU whole daemons draw the same jobs with a denoiser of 0.7 GB
 that rests on disk, for few tokens, so that a step takes as long as its weights take to come; the
 pictures have to be the same. On a simulated link the engine does so in virtual time, with blocks
 that compute for a thirty-second part of what they take to come.
