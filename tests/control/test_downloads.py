@@ -90,12 +90,14 @@ async def test_a_download_that_fails_is_a_model_that_failed(
 
 
 async def test_a_model_that_is_not_wanted_any_more_is_not_downloaded() -> None:
+    # Daemons of other tests may be there as well.
+    before = set(psutil.Process().children())
     table = Table(ENDLESS)
     assert table.downloads.takes(NOT_CACHED)
     while not (told := table.model.info().download) or not told.total_bytes:
         await asyncio.sleep(0.01)
     assert (told.done_bytes, told.total_bytes) == (1, 2)
-    (child,) = psutil.Process().children()
+    (child,) = set(psutil.Process().children()) - before
     table.downloads.dropped("m")
     await table.settle()
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

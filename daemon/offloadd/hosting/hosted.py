@@ -16,6 +16,7 @@ import torch
 
 from offload_protocol.messages import AdapterChoice
 from offload_protocol.records import ComponentInfo
+from offloadd.channel.calls import may_scale_adapters
 from offloadd.hosting.adapters import ModelAdapters
 from offloadd.hosting.device_host import DeviceHost
 from offloadd.hosting.embeddings.reuse import EncoderReuse
@@ -193,8 +194,7 @@ class HostedModel:
         A call may scale adapters by `..._kwargs`, and some pipelines exchange processors.
         """
         kind: Any = type(self._pipeline)
-        scales = any(name.endswith("_kwargs") for name in arguments)
-        if not scales and not exchanges_processors(kind):
+        if not may_scale_adapters(arguments) and not exchanges_processors(kind):
             return None
         roots = list(modules(self._pipeline).values())
         return partial(OwnSettings, roots, self._adapters.look_again)

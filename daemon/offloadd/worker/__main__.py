@@ -7,7 +7,6 @@ plane whatever it is doing.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ import socket
 from collections.abc import Sequence
 
 from offloadd.channel.framing import ChannelClosed, WorkerEnd
+from offloadd.channel.parent import end_with_parent
 from offloadd.hosting.embeddings.store import EmbeddingStore
 from offloadd.store.arena.client import ArenaClient
 from offloadd.store.reader import DiskReader
@@ -27,7 +27,6 @@ from offloadd.worker.orders import Orders
 from offloadd.worker.receiver import Desk, end_process, start_receiver
 from offloadd.worker.turns import Turns
 
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start_log()
     # Ctrl-C at a terminal reaches the whole process group; stopping is the control plane's to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    # The channel is the first line of defence; this one also holds while a C call keeps the
+    # interpreter's lock, so that no Python thread could notice the close.
+    end_with_parent()
     _wait_without_spinning()
     channel = WorkerEnd(socket.socket(fileno=options.channel_fd))
     reader = DiskReader()
@@ -75,12 +76,6 @@ def _device_choice(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is none of auto, cpu, cuda:N")
     return text
-
-
-def _die_with_parent() -> None:
-    # The channel is the first line of defence; this one also holds while a C call keeps the
-    # interpreter's lock, so that no Python thread could notice the close.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _wait_without_spinning() -> None:

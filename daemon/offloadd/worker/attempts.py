@@ -58,11 +58,11 @@ class Attempts:
                 end_process(DEVICE_FAULT)
             ran_out = is_out_of_memory(error)
             if has_baton or not ran_out:
-                info = self._told(error, loads)
+                info = self._told(error, ran_out, loads)
             else:
                 # What the device has is known where nobody computes; nothing else waits for that.
                 with self._baton.held():
-                    info = self._told(error, loads)
+                    info = self._told(error, ran_out, loads)
         # Here the exception is gone, and with it the frames that held its tensors.
         if ran_out:
             give_memory_back(self._device.torch_device)
@@ -83,8 +83,7 @@ class Attempts:
         self._host.plan_smaller(needed_bytes)
         return self.make(work, has_baton=True)
 
-    def _told(self, error: Exception, loads: bool) -> ErrorInfo:
-        ran_out = is_out_of_memory(error)
+    def _told(self, error: Exception, ran_out: bool, loads: bool) -> ErrorInfo:
         told = to_offload_error(
             error,
             measure(self._device).free_bytes if ran_out else 0,

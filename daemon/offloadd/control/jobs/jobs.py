@@ -16,6 +16,7 @@ from offload_protocol import codec
 from offload_protocol.errors import InvalidRequest, OffloadError
 from offload_protocol.messages import AdapterChoice, Submit
 from offload_protocol.records import FINAL_STATES, JobInfo, JobState, Timings
+from offloadd.channel.calls import may_scale_adapters
 
 MAX_ID_CHARS = 200
 MAX_TOMBSTONES = 5_000
@@ -100,8 +101,7 @@ class Job:
         request = self.request
         if self.is_alone:
             return None
-        # These may change adapters for the length of a call.
-        if request.adapters and any(name.endswith("_kwargs") for name in request.arguments):
+        if request.adapters and may_scale_adapters(request.arguments):
             return None
         return tuple(request.adapters)
 

@@ -24,6 +24,7 @@ from offloadd.channel.messages import ModelFailed
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.models.hosted_model import HostedModel
 from offloadd.control.models.models import ModelTable
+from offloadd.control.workers.child import child
 from offloadd.control.workers.supervisor import worker_environment
 
 COMMAND = (sys.executable, "-P", "-m", "offloadd.hosting.sources.hub_download")
@@ -131,21 +132,10 @@ class Downloads:
             pickles=spec.weights_only,
         )
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=self._environ,
-            )
-        except OSError as error:
-            failed = InternalError(f"the process that downloads cannot be started: {error}")
-            return codec.error_info(failed)
-        try:
-            last = await _listen(process, order, model)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            async with child(self._command, self._environ, "downloads") as process:
+                last = await _listen(process, order, model)
+        except InternalError as error:
+            return codec.error_info(error)
         if last.error is not None or last.is_whole:
             return last.error
         failed = InternalError(

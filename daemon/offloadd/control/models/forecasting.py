@@ -19,6 +19,7 @@ from offloadd.channel.forecasts import ForecastAnswer, ForecastOrder
 from offloadd.channel.messages import DeviceReport
 from offloadd.channel.specs import ModelSpec
 from offloadd.control.models.models import ModelTable
+from offloadd.control.workers.child import child
 from offloadd.control.workers.supervisor import worker_environment
 
 COMMAND = (sys.executable, "-P", "-m", "offloadd.hosting.planning.forecast_process")
@@ -88,16 +89,10 @@ class Forecasts:
         return found
 
     async def _ask(self, order: ForecastOrder) -> Forecast:
-        async with self._one_at_a_time:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    env=self._environ,
-                )
-            except OSError as error:
-                raise InternalError(f"the process that plans cannot be started: {error}") from None
+        async with (
+            self._one_at_a_time,
+            child(self._command, self._environ, "plans") as process,
+        ):
             try:
                 told = msgspec.json.encode(order)
                 said, _ = await asyncio.wait_for(process.communicate(told), PATIENCE_S)
@@ -105,10 +100,6 @@ class Forecasts:
                 raise InternalError(
                     f"planning took longer than {PATIENCE_S:.0f} s and was given up"
                 ) from None
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
         try:
             answer = msgspec.json.decode(said, type=ForecastAnswer)
         except msgspec.DecodeError:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from types import TracebackType
 
 from offload_protocol.errors import Cancelled
 from offloadd.hosting.loading.parts import Part, Source, Supply, finish_part
@@ -50,12 +49,7 @@ class PartOpener:
     def __enter__(self) -> PartOpener:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._pool.shutdown(cancel_futures=True)
 

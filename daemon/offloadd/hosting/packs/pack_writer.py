@@ -5,10 +5,8 @@ The libraries that models come from are imported only where one of their classes
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from typing_extensions import Buffer
 
 from offload_protocol.codec import error_info
 from offload_protocol.errors import ModelLoadFailed, OffloadError, OutOfMemory
+from offloadd.channel.parent import end_with_parent
 from offloadd.hosting.packs.pack_order import PackAnswer, PackOrder
 from offloadd.offload.host_memory import view_of
 from offloadd.offload.weights.forms import DTYPE_NAMES, DTYPES
@@ -32,12 +31,10 @@ from offloadd.store.pack import PackEntry, write_pack
 from offloadd.store.pack_cache import pack_metadata
 from offloadd.store.reader import DiskReader
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     """Take orders, carry them out, answer."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     answers = os.dup(1)
     # What libraries print belongs into the log, not into the answer.
     os.dup2(2, 1)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from offloadd.hosting.device_host import DeviceHost
-from offloadd.hosting.running.global_state import ModuleSettings, Randomness, keeps_steps_in_modules
+from offloadd.hosting.running.global_state import OwnSettings, Randomness, keeps_steps_in_modules
 from offloadd.hosting.running.job_tensors import MovedAside, storages_of, tensors_of
 from offloadd.offload.weights.absent import AbsentWeight
 
@@ -41,10 +41,9 @@ class JobAside:
     ) -> None:
         self._host = host
         self._modules = modules
-        self._on_settings = on_settings
         self._outermost: FrameType | None = outermost
-        self._settings_before = ModuleSettings.of(modules.values())
-        self._settings = self._settings_before
+        self._settings = OwnSettings(list(modules.values()), on_settings)
+        self._settings.put_back()
         self._randomness: Randomness | None = None
         self._is_away = False
         self._moved: MovedAside | None = None
@@ -76,8 +75,7 @@ class JobAside:
         self._staying_bytes = held_bytes - (self._moved.size_bytes if self._moved else 0)
         self._host.parked_bytes += self._staying_bytes
         self._earlier_turns_bytes = self.moved_bytes
-        self._settings = ModuleSettings.of(self._modules.values())
-        self._exchange_settings(self._settings_before)
+        self._settings.put_away()
         self._randomness = Randomness.now(self._host.device)
         self._is_away = True
         return held_bytes
@@ -90,7 +88,7 @@ class JobAside:
         if self._moved is not None:
             self._move_back(self._moved)
             self._moved = None
-        self._exchange_settings(self._settings)
+        self._settings.put_back()
         assert self._randomness is not None  # it was put aside
         self._randomness.restore(self._host.device)
 
@@ -101,11 +99,7 @@ class JobAside:
         self._moved = self._outermost = None
         if not self._is_away:
             # A job that ends while it is away has put them back, and another may use them now.
-            self._exchange_settings(self._settings_before)
-
-    def _exchange_settings(self, settings: ModuleSettings) -> None:
-        settings.restore()
-        self._on_settings()
+            self._settings.give_up()
 
     def _forget_place(self) -> None:
         self._host.parked_bytes -= self._staying_bytes

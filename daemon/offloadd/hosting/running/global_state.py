@@ -106,9 +106,13 @@ class OwnSettings:
         self._own: ModuleSettings | None = None
 
     def put_away(self) -> None:
-        """Let the modules be as the job has found them."""
-        assert self._before is not None  # it had the device
+        """Let the modules be as the job has found them, until `put_back`."""
         self._own = ModuleSettings.of(self._roots)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Let the modules be as the job has found them, for good."""
+        assert self._before is not None  # it had the device
         self._before.restore()
         self._on_exchange()
 

@@ -6,11 +6,9 @@ stays, and the next one goes on from there. Imports neither torch nor diffusers.
 
 from __future__ import annotations
 
-import ctypes
 import glob
 import os
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -28,6 +26,7 @@ from offload_protocol.codec import error_info
 from offload_protocol.errors import ModelLoadFailed, OffloadError, StorageFailed
 from offload_protocol.sizes import format_size
 from offloadd.channel.downloads import DownloadNews, DownloadOrder, Wanted
+from offloadd.channel.parent import end_with_parent
 from offloadd.hosting.sources.hub_weights import fetch_weights
 from offloadd.store.index.hub_cache import hub_cache
 from offloadd.store.index.hub_files import BESIDE_WEIGHTS, needed_files
@@ -38,7 +37,6 @@ FREE_RESERVE_BYTES = 1 << 30
 """Left free on the disk, which others use as well."""
 
 TELL_EVERY_S = 0.5
-_PR_SET_PDEATHSIG = 1
 _TRANSPORT = [
     one
     for one in hub.HfHubHTTPError.__mro__
@@ -54,7 +52,7 @@ _UNREACHED: tuple[type[Exception], ...] = (
 
 def main() -> None:
     """Carry out one order; the last line is the end, whichever it is."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     news = _News(os.dup(1))
     os.dup2(2, 1)  # what libraries print is no news
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=DownloadOrder)
